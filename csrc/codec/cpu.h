@@ -1,0 +1,95 @@
+// Internals of the CPU codec, shared by its .cpp files and by nobody else. The interface is codec.h.
+//
+// frame.cpp     arguments, header, dispatch
+// raw_cpu.cpp   Code::raw
+// fast_cpu.cpp  Code::fast above the tile: tables, groups, both layouts
+// fast_scalar.cpp, fast_avx2.cpp   Code::fast inside a tile, once per instruction set
+// checksum_cpu.cpp                 payload checksum
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "codec/codec.h"
+
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "frames are little-endian, and the codec reads them in place: big-endian hosts are not supported"
+#endif
+
+// Functions compiled for AVX2 whatever the compiler's flags are; called only where has_avx2() holds.
+#if defined(__x86_64__)
+#define ZIPCCL_AVX2 __attribute__((target("avx2,bmi,bmi2,popcnt")))
+#endif
+
+namespace zipccl {
+namespace cpu {
+
+// Frames may lie at any address on the CPU.
+template <typename T>
+inline T load(const void* p) {
+  T v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+template <typename T>
+inline void store(void* p, T v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+
+bool has_avx2();
+
+// ---- Code::raw ------------------------------------------------------------------------------------------------
+
+inline uint64_t raw_frame_bytes(DType dtype, uint64_t count) {
+  return align_up(kHeaderBytes + count * dtype_bytes(static_cast<uint8_t>(dtype)));
+}
+
+// Everything behind the header. frame: raw_frame_bytes(); values: count * dtype_bytes().
+void encode_raw(const void* src, uint64_t bytes, uint8_t* frame);
+void decode_raw(const uint8_t* frame, uint64_t bytes, void* dst);
+
+// ---- Code::fast -----------------------------------------------------------------------------------------------
+
+// What the tables say about a tile.
+struct Tile {
+  TileMode mode;
+  uint8_t base;      // window only, else 0
+  uint16_t dynamic;  // bytes in the dynamic part
+};
+
+// Kernels may write and read this many bytes beyond a tile's dynamic bytes, which spares them a branch per escape.
+// Callers provide the room.
+constexpr uint64_t kDynamicSlack = 16;
+
+struct TileKernels {
+  // Encodes src[m], 1 <= m <= kTileValues. unit: align_up(m) + kPlanesBytes writable bytes, of which
+  // unit_bytes(mode, m) are the result and the others are left undefined; dynamic: kTileValues + kDynamicSlack.
+  Tile (*encode)(const uint16_t* src, uint32_t m, uint8_t* unit, uint8_t* dynamic);
+
+  // Decodes into dst[m]. The tile is valid_tile(); unit: unit_bytes(mode, m) readable bytes; dynamic: tile.dynamic
+  // and kDynamicSlack more. False: the number of escape codes is not tile.dynamic.
+  bool (*decode)(Tile tile, const uint8_t* unit, const uint8_t* dynamic, uint32_t m, uint16_t* dst);
+};
+
+extern const TileKernels kScalarKernels;
+#if defined(__x86_64__)
+extern const TileKernels kAvx2Kernels;
+#endif
+
+// Everything behind the header. *written gets the size of the frame, header included.
+Status encode_fast(const TileKernels& kernels, const uint16_t* src, uint64_t count, FrameLayout layout, uint8_t* frame,
+                   uint64_t capacity, uint64_t* written);
+
+// `frame_bytes` bytes are readable and at least fast_static_bytes(count, layout).
+Status decode_fast(const TileKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, uint64_t count,
+                   FrameLayout layout, uint16_t* dst);
+
+// ---- Checksum -------------------------------------------------------------------------------------------------
+
+uint64_t checksum_scalar(const uint8_t* payload, uint64_t words, uint64_t first_index);
+#if defined(__x86_64__)
+uint64_t checksum_avx2(const uint8_t* payload, uint64_t words);
+#endif
+
+}  // namespace cpu
+}  // namespace zipccl

@@ -1,0 +1,172 @@
+// Frames on the CPU: arguments, header, checksum, and the way to the code that does the work.
+#include "codec/cpu.h"
+
+namespace zipccl {
+namespace {
+
+bool valid_options(const FrameOptions& options, uint64_t count) {
+  return dtype_bytes(static_cast<uint8_t>(options.dtype)) != 0 && static_cast<uint8_t>(options.code) < kCodeCount &&
+         (options.layout == FrameLayout::compact || options.layout == FrameLayout::split) && count <= kMaxCount;
+}
+
+uint64_t raw_bytes(DType dtype, uint64_t count) { return count * dtype_bytes(static_cast<uint8_t>(dtype)); }
+
+// Complex values are aligned like their parts.
+bool aligned(const void* values, DType dtype) {
+  uint64_t align = dtype_bytes(static_cast<uint8_t>(dtype));
+  if (dtype == DType::c32 || dtype == DType::c64 || dtype == DType::c128) align /= 2;
+  return reinterpret_cast<uintptr_t>(values) % align == 0;
+}
+
+// header_check() reads the header as 32-bit words; an array of them keeps that within the aliasing rules.
+uint32_t check_of(const FrameHeader& header) {
+  alignas(FrameHeader) uint32_t words[kHeaderBytes / 4];
+  std::memcpy(words, &header, kHeaderBytes);
+  return header_check(*reinterpret_cast<const FrameHeader*>(words));
+}
+
+bool all_zero(const uint8_t* bytes, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    if (bytes[i] != 0) return false;
+  }
+  return true;
+}
+
+// Can a frame of this dtype, code and count have this size?
+bool valid_size(const FrameInfo& info) {
+  if (info.frame_bytes % kFrameAlign != 0) return false;
+  if (info.code == Code::raw) return info.frame_bytes == cpu::raw_frame_bytes(info.dtype, info.count);
+  return info.frame_bytes >= fast_static_bytes(info.count, info.layout) &&
+         info.frame_bytes <= fast_bound(info.count, info.layout);
+}
+
+bool supported(Isa isa) { return isa == Isa::best || isa == Isa::scalar || (isa == Isa::avx2 && cpu::has_avx2()); }
+
+const cpu::TileKernels& kernels(Isa isa) {
+#if defined(__x86_64__)
+  if ((isa == Isa::best ? best_isa() : isa) == Isa::avx2) return cpu::kAvx2Kernels;
+#endif
+  (void)isa;
+  return cpu::kScalarKernels;
+}
+
+uint64_t frame_checksum(const uint8_t* frame, uint64_t frame_bytes, Isa isa) {
+  const uint64_t bytes = frame_bytes - kHeaderBytes;
+  if (isa == Isa::scalar) return cpu::checksum_scalar(frame + kHeaderBytes, bytes / 4, 0);
+  return payload_checksum(frame + kHeaderBytes, bytes);
+}
+
+}  // namespace
+
+bool cpu::has_avx2() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+         __builtin_cpu_supports("popcnt");
+#else
+  return false;
+#endif
+}
+
+Isa best_isa() { return cpu::has_avx2() ? Isa::avx2 : Isa::scalar; }
+
+Code effective_code(const FrameOptions& options) {
+  return options.code == Code::fast && options.dtype == DType::bf16 ? Code::fast : Code::raw;
+}
+
+uint64_t frame_bound(const FrameOptions& options, uint64_t count) {
+  if (!valid_options(options, count)) return 0;
+  if (effective_code(options) == Code::fast) return fast_bound(count, options.layout);
+  return cpu::raw_frame_bytes(options.dtype, count);
+}
+
+uint64_t static_bytes(const FrameOptions& options, uint64_t count) {
+  if (!valid_options(options, count)) return 0;
+  if (effective_code(options) == Code::fast) return fast_static_bytes(count, options.layout);
+  return cpu::raw_frame_bytes(options.dtype, count);
+}
+
+FrameHeader make_header(const FrameOptions& options, uint64_t count, uint64_t frame_bytes, uint64_t checksum) {
+  FrameHeader h = {};
+  h.magic = kFrameMagic;
+  h.version = kFrameVersion;
+  h.dtype = static_cast<uint8_t>(options.dtype);
+  h.code = static_cast<uint8_t>(effective_code(options));
+  h.flags = static_cast<uint8_t>((options.checksum ? kFlagChecksum : 0) |
+                                 (options.layout == FrameLayout::split ? kFlagSplit : 0));
+  h.count = count;
+  h.frame_bytes = frame_bytes;
+  h.checksum = options.checksum ? checksum : 0;
+  h.header_check = check_of(h);
+  return h;
+}
+
+Status read_header(const void* frame, uint64_t available, FrameInfo* info) {
+  if (frame == nullptr || info == nullptr) return Status::bad_argument;
+  if (available < kHeaderBytes) return Status::truncated;
+  const FrameHeader h = cpu::load<FrameHeader>(frame);
+  if (h.magic != kFrameMagic) return Status::bad_magic;
+  if (h.version != kFrameVersion) return Status::bad_version;  // before the check: other versions may check otherwise
+  if (h.header_check != check_of(h)) return Status::bad_header;
+  if (dtype_bytes(h.dtype) == 0 || h.code >= kCodeCount || h.count > kMaxCount) return Status::bad_header;
+  if ((h.flags & ~kKnownFlags) != 0 || !all_zero(h.reserved, sizeof(h.reserved))) return Status::bad_header;
+  if (!(h.flags & kFlagChecksum) && h.checksum != 0) return Status::bad_header;
+
+  FrameInfo i;
+  i.dtype = static_cast<DType>(h.dtype);
+  i.code = static_cast<Code>(h.code);
+  i.layout = h.flags & kFlagSplit ? FrameLayout::split : FrameLayout::compact;
+  i.checksum = (h.flags & kFlagChecksum) != 0;
+  i.count = h.count;
+  i.raw_bytes = raw_bytes(i.dtype, i.count);
+  i.frame_bytes = h.frame_bytes;
+  if (i.code == Code::fast && i.dtype != DType::bf16) return Status::bad_header;
+  if (!valid_size(i)) return Status::bad_header;
+  *info = i;
+  return Status::ok;
+}
+
+Status encode(const void* src, uint64_t count, const FrameOptions& options, void* dst, uint64_t capacity,
+              uint64_t* written, Isa isa) {
+  if (!valid_options(options, count) || dst == nullptr || written == nullptr) return Status::bad_argument;
+  if (count != 0 && (src == nullptr || !aligned(src, options.dtype))) return Status::bad_argument;
+  if (!supported(isa)) return Status::unsupported;
+
+  uint8_t* frame = static_cast<uint8_t*>(dst);
+  uint64_t frame_bytes = 0;
+  if (effective_code(options) == Code::fast) {
+    const Status status = cpu::encode_fast(kernels(isa), static_cast<const uint16_t*>(src), count, options.layout,
+                                           frame, capacity, &frame_bytes);
+    if (status != Status::ok) return status;
+  } else {
+    frame_bytes = cpu::raw_frame_bytes(options.dtype, count);
+    if (capacity < frame_bytes) return Status::no_room;
+    cpu::encode_raw(src, raw_bytes(options.dtype, count), frame);
+  }
+  const uint64_t checksum = options.checksum ? frame_checksum(frame, frame_bytes, isa) : 0;
+  cpu::store(frame, make_header(options, count, frame_bytes, checksum));
+  *written = frame_bytes;
+  return Status::ok;
+}
+
+Status decode(const void* frame, uint64_t available, DType dtype, uint64_t count, void* dst, Isa isa) {
+  FrameInfo info;
+  const Status status = read_header(frame, available, &info);
+  if (status != Status::ok) return status;
+  if (available < info.frame_bytes) return Status::truncated;
+  if (info.dtype != dtype || info.count != count) return Status::unexpected;
+  if (count != 0 && (dst == nullptr || !aligned(dst, dtype))) return Status::bad_argument;
+  if (!supported(isa)) return Status::unsupported;
+
+  const uint8_t* bytes = static_cast<const uint8_t*>(frame);
+  // The whole payload before the first value, so that a frame with a checksum never yields wrong data.
+  if (info.checksum && frame_checksum(bytes, info.frame_bytes, isa) != cpu::load<FrameHeader>(frame).checksum) {
+    return Status::bad_checksum;
+  }
+  if (info.code == Code::fast) {
+    return cpu::decode_fast(kernels(isa), bytes, info.frame_bytes, count, info.layout, static_cast<uint16_t*>(dst));
+  }
+  cpu::decode_raw(bytes, info.raw_bytes, dst);
+  return Status::ok;
+}
+
+}  // namespace zipccl
