@@ -236,7 +236,7 @@ def add_ninja_to_path() -> None:
     """A pip-installed ninja is not on PATH when the environment's Python is called without activating it."""
     try:
         from ninja import BIN_DIR
-    except ImportError:
+    except (ImportError, FileNotFoundError):  # versions differ in what they do when the program is not found
         return
     os.environ["PATH"] = BIN_DIR + os.pathsep + os.environ.get("PATH", "")
 
