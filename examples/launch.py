@@ -1,0 +1,245 @@
+"""Starts the ranks of a distributed program as fresh processes, hears from them, and notices when one dies.
+
+In the parent:
+
+    results = launch.run([script, "--worker", ...], cluster, on_message=show)
+
+In the script, when it is started as a rank:
+
+    launch.rank_main(work)     # work() may call launch.tell({...}); what it returns is that rank's result
+
+Under torchrun the parent is itself one rank of many: it then starts that one rank only. Otherwise it starts all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import zipccl
+from netns import ShapedLink
+
+_PIPE = "ZIPCCL_LAUNCH_PIPE"  # file descriptor on which a rank sends its messages
+_LOG_LINES = 40  # of a dead rank, shown to the user
+
+
+class RankDied(RuntimeError):
+    pass
+
+
+def inner_name(device: str) -> str:
+    """The backend under zipccl, and the one to compare it with."""
+    return "nccl" if device == "cuda" else "gloo"
+
+
+def choose_device(device: str) -> str:
+    """Resolves "auto": the GPU where there is one and this build of zipccl can use it."""
+    if device == "cpu":
+        return device
+    why_not = None
+    if not torch.cuda.is_available():
+        why_not = "torch sees no GPU"
+    elif zipccl._C.cuda_version is None:
+        why_not = "this zipccl was built without CUDA; reinstall it with ZIPCCL_CUDA=1"
+    if device == "cuda" and why_not:
+        raise ValueError(f"--device cuda: {why_not}")
+    return "cpu" if why_not else "cuda"
+
+
+def choose_ranks_per_gpu(device: str, ranks: int, asked: int | None) -> int:
+    """As asked, else as few as fit all ranks on this machine's GPUs (under torchrun: one)."""
+    if device != "cuda":
+        return 1
+    gpus = torch.cuda.device_count()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return asked or 1
+    if asked and asked * gpus < ranks:
+        raise ValueError(f"--ranks-per-gpu {asked}: {gpus} GPUs then hold {asked * gpus} ranks, not {ranks}")
+    return asked or -(-ranks // gpus)
+
+
+@dataclass
+class Cluster:
+    """Which ranks run, where, and how they reach each other."""
+
+    world: int
+    device: str  # "cpu" or "cuda"
+    ranks_per_gpu: int = 1
+    link: ShapedLink | None = None
+    ranks: list[int] = field(default_factory=list)  # those this process starts
+    under_torchrun: bool = False
+
+    def __post_init__(self) -> None:
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            self.under_torchrun = True
+            self.world = int(os.environ["WORLD_SIZE"])
+            self.ranks = [int(os.environ["RANK"])]
+        else:
+            self.ranks = list(range(self.world))
+
+    @property
+    def prints(self) -> bool:
+        return self.ranks[0] == 0
+
+    def side(self, rank: int) -> int:
+        """The end of the shaped link a rank lives on: the first half of the ranks on 0, the rest on 1."""
+        return rank * 2 // self.world
+
+    def environment(self, rank: int, port: int) -> dict[str, str]:
+        env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")
+        if not self.under_torchrun:
+            address = self.link.address if self.link else "127.0.0.1"
+            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world)}
+            env |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+            interface = self.link.interface if self.link else "lo"
+            if self.link or os.path.exists("/sys/class/net/lo"):
+                env["GLOO_SOCKET_IFNAME"] = interface
+            if self.link:  # as on two hosts: sockets between the sides, whatever shares the machine
+                env |= {"NCCL_SOCKET_IFNAME": interface, "NCCL_NET": "Socket", "NCCL_HOSTID": f"side{self.side(rank)}"}
+        if self.device == "cuda" and self.ranks_per_gpu > 1:
+            # NCCL refuses two ranks of one host on one GPU; as ranks of different hosts they talk over sockets.
+            env |= {"NCCL_HOSTID": f"h{rank}", "NCCL_NET": "Socket"}
+            env.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        local = int(env["LOCAL_RANK"])
+        env["LOCAL_GPU"] = str(local // self.ranks_per_gpu)
+        return env
+
+
+# ---- In the parent --------------------------------------------------------------------------------------------
+
+
+def run(
+    command: list[str], cluster: Cluster, on_message: Callable[[int, dict], None] = lambda rank, message: None
+) -> dict[int, Any]:
+    """Runs `python command...` once per rank and returns what each rank's work() returned.
+
+    Raises RankDied, with the end of that rank's output, as soon as one of them ends in any other way.
+    """
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="zipccl-") as directory:
+        ranks: list[_Rank] = []
+        try:
+            for rank in cluster.ranks:
+                ranks.append(_Rank(rank, command, cluster, port, directory))
+            return _watch(ranks, on_message)
+        finally:
+            for rank in ranks:
+                rank.end()
+
+
+class _Rank:
+    def __init__(self, rank: int, command: list[str], cluster: Cluster, port: int, directory: str):
+        self.rank = rank
+        self.log_path = Path(directory, f"rank{rank}.log")
+        self.reader, writer = os.pipe()
+        env = cluster.environment(rank, port) | {_PIPE: str(writer)}
+        prefix = cluster.link.enter(cluster.side(rank)) if cluster.link else []
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=env,
+                pass_fds=[writer],
+            )
+        os.close(writer)
+        self.buffer = b""
+        self.result: Any = None
+        self.done = False
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        os.close(self.reader)
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _watch(ranks: list[_Rank], on_message: Callable[[int, dict], None]) -> dict[int, Any]:
+    with selectors.DefaultSelector() as selector:
+        for rank in ranks:
+            selector.register(rank.reader, selectors.EVENT_READ, rank)
+        # A pipe closes when its rank ends, so waiting on the pipes is waiting for messages and deaths alike.
+        while selector.get_map():
+            for key, _ in selector.select():
+                rank = key.data
+                data = os.read(rank.reader, 1 << 20)
+                if not data:
+                    selector.unregister(rank.reader)
+                    if rank.process.wait() != 0 or not rank.done:
+                        raise RankDied(_describe_death(ranks, rank))
+                *lines, rank.buffer = (rank.buffer + data).split(b"\n")
+                for line in lines:
+                    message = json.loads(line)
+                    if "result" in message:
+                        rank.result, rank.done = message["result"], True
+                    else:
+                        on_message(rank.rank, message)
+    return {rank.rank: rank.result for rank in ranks}
+
+
+def _describe_death(ranks: list[_Rank], first: _Rank) -> str:
+    # When one rank dies the others fail too, moments later. The one that wrote to its log first is the cause.
+    time.sleep(0.05)
+    dead = [r for r in ranks if r.process.poll() not in (None, 0)] or [first]
+    cause = min(dead, key=lambda r: r.log_path.stat().st_mtime_ns)
+    code = cause.process.returncode
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    log = cause.log_path.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    said = "\n".join(f"  | {line}" for line in log) or "  | (it printed nothing)"
+    others = len(ranks) - 1
+    rest = f"; the other {others} were stopped" if others > 1 else "; the other was stopped" if others else ""
+    return f"rank {cause.rank} {how}{rest}. Its last output:\n{said}"
+
+
+def exit_cleanly_on_sigterm() -> None:
+    """Makes SIGTERM unwind the stack, so that ranks and namespaces are removed as after Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+# ---- In a rank ------------------------------------------------------------------------------------------------
+
+
+def tell(message: dict) -> None:
+    """Sends a message to the parent."""
+    with os.fdopen(os.dup(int(os.environ[_PIPE])), "wb") as pipe:
+        pipe.write(json.dumps(message).encode() + b"\n")
+
+
+def rank_main(work: Callable[[], Any]) -> NoReturn:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    code = 0
+    try:
+        tell({"result": work()})
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # interpreter shutdown with torch loaded takes seconds
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()  # returns when the parent is gone, however it went
+    os._exit(1)

@@ -1,0 +1,40 @@
+"""What ran where: the facts every --json carries."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from datetime import datetime, timezone
+
+import torch
+
+
+def describe(device: str) -> dict:
+    import zipccl
+
+    facts = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
+        "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "zipccl": zipccl.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    if device == "cuda":
+        facts |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    return facts
+
+
+def cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,246 @@
+"""Trains a small GPT with FSDP2 twice, over the inner backend and over zipccl, and compares: same losses, fewer bytes.
+
+    python examples/train_gpt.py                               2 ranks on this machine: on its GPU, else on its CPU
+    python examples/train_gpt.py --link 1gbit                  the same over a 1 Gbit/s link (Linux, root, iproute2)
+    python examples/train_gpt.py --ranks 4 --ranks-per-gpu 4   four ranks on one GPU, over sockets
+    torchrun --nproc-per-node 8 examples/train_gpt.py          one rank per GPU
+
+The text is the source of Python's standard library. Parameters are gathered in bf16 and gradients reduced in fp32. The
+zipccl run forces every all-gather through compression, so that there is something to see; by default ("auto") zipccl
+compresses only where that is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import statistics
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import corpus
+import launch
+import machine
+import report
+import torch
+import torch.distributed as dist
+import zipccl
+from dump import dump
+from gpt import GPT
+from netns import LinkError, ShapedLink
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+ROWS, CONTEXT = 2, 128  # per rank and step
+SEED = 1234
+WARMUP = 3  # steps left out of the timing
+TIMEOUT = timedelta(seconds=120)
+
+
+# ---- A rank ---------------------------------------------------------------------------------------------------
+
+
+def train(args: argparse.Namespace) -> dict:
+    """One phase on one rank. Returns what the parent compares."""
+    rank = int(os.environ["RANK"])
+    device = torch.device("cpu")
+    if args.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_GPU"]))
+        torch.cuda.set_device(device)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(SEED)
+    init_process_group(args.phase, args.device)
+
+    model = shard(GPT(context=CONTEXT).to(device), device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    text = corpus.load()
+
+    def batch(step: int) -> torch.Tensor:
+        return corpus.batch(text, ROWS, CONTEXT, seed=SEED, step=step, rank=rank).to(device)
+
+    def train_step(step: int) -> float:
+        loss = model(batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    losses, times = [], []
+    for step in range(args.steps):
+        start = time.perf_counter()
+        losses.append(train_step(step))
+        times.append(1e3 * (time.perf_counter() - start))
+        launch.tell({"step": step + 1, "loss": losses[-1], "ms": statistics.median(times[-10:])})
+
+    result = {
+        "losses": losses,
+        "loss_bits": torch.tensor(losses, dtype=torch.float32).view(torch.int32).tolist(),
+        "weights_sha256": weights_digest(model),
+        "ms_per_step": statistics.median(times[WARMUP:] or times),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+    if args.phase == "zipccl":
+        result["all_gather"] = traffic()
+    if args.dump:
+        dump(args.dump, model, batch(args.steps), lambda: train_step(args.steps))
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+def init_process_group(phase: str, device: str) -> None:
+    store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    store = dist.PrefixStore(phase, store)  # under torchrun both phases share the agent's store
+    zipped = phase == "zipccl"
+    dist.init_process_group(
+        "zipccl" if zipped else launch.inner_name(device),
+        pg_options=zipccl.Options(all_gather="zip", min_bytes=0) if zipped else None,
+        store=store, rank=rank, world_size=world, timeout=TIMEOUT,
+    )  # fmt: skip
+
+
+def shard(model: GPT, device: torch.device) -> GPT:
+    mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh, mp_policy=precision)
+    return model
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """Of every bit of this rank's shards of the fp32 master weights."""
+    digest = hashlib.sha256()
+    for p in model.parameters():
+        digest.update(p.to_local().detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def traffic() -> dict:
+    """What the all-gathers brought to this rank, and what "auto" makes of messages of their mean size."""
+    moved = zipccl.stats()["all_gather"]
+    mean_size = moved["raw_bytes"] // (moved["calls"] * (dist.get_world_size() - 1))
+    advice = zipccl.explain(op="all_gather", bytes=mean_size)
+    counters = {name: moved[name] for name in ("calls", "zipped_calls", "raw_bytes", "wire_bytes", "seconds")}
+    return counters | {"mean_bytes_per_rank": mean_size, "auto": advice.choice, "auto_reason": advice.reason}
+
+
+# ---- The parent -----------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """One bar per phase: redrawn in place on a terminal, a line every fifth of the way elsewhere."""
+
+    def __init__(self, label: str, steps: int, quiet: bool):
+        self.label, self.steps, self.quiet = label, steps, quiet
+
+    def __call__(self, rank: int, message: dict) -> None:
+        step, last = message["step"], message["step"] == self.steps
+        if rank != 0 or self.quiet:
+            return
+        full = 24 * step // self.steps
+        line = (f"{self.label}  {'#' * full}{'.' * (24 - full)}  {step:>{len(str(self.steps))}}/{self.steps}"
+                f"  loss {message['loss']:.4f}  {message['ms']:6.1f} ms/step")  # fmt: skip
+        if sys.stdout.isatty():
+            print(f"\r{line}", end="\n" if last else "", flush=True)
+        elif last or 5 * step // self.steps != 5 * (step - 1) // self.steps:
+            print(line, flush=True)
+
+
+def run_phases(args: argparse.Namespace, cluster: launch.Cluster) -> dict[str, dict[int, dict]]:
+    phases = ["inner", "zipccl"] if args.backend == "both" else [args.backend]
+    results = {}
+    for i, phase in enumerate(phases):
+        worker = [__file__, "--phase", phase, "--steps", str(args.steps), "--device", args.device]
+        if args.dump and phase == phases[-1]:
+            worker += ["--dump", str(args.dump)]
+        label = f"[{i + 1}/{len(phases)}] {launch.inner_name(args.device) if phase == 'inner' else phase:<6}"
+        results[phase] = launch.run(worker, cluster, Progress(label, args.steps, quiet=not cluster.prints))
+    return results
+
+
+def main() -> int:
+    args = arguments()
+    if args.phase:
+        launch.rank_main(lambda: train(args))
+    launch.exit_cleanly_on_sigterm()
+    try:
+        with ShapedLink(args.link) if args.link else contextlib.nullcontext() as link:
+            cluster = launch.Cluster(args.ranks, args.device, args.ranks_per_gpu, link)
+            if cluster.prints:
+                print(introduction(args, cluster), flush=True)
+            results = run_phases(args, cluster)
+    except (LinkError, launch.RankDied) as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+    comparison = report.compare(results)
+    if cluster.prints:
+        print("\n" + report.text(args, cluster, results, comparison))
+        if args.json:
+            facts = machine.describe(args.device) | {
+                "what": "train_gpt", "ranks": cluster.world, "ranks_per_gpu": args.ranks_per_gpu, "link": args.link,
+                "steps": args.steps, "rows_per_rank": ROWS, "context": CONTEXT, "seed": SEED,
+            }  # fmt: skip
+            args.json.write_text(json.dumps(facts | {"bit_identical": comparison, "phases": results}, indent=1) + "\n")
+    return 0 if all(comparison.values()) else 1
+
+
+def introduction(args: argparse.Namespace, cluster: launch.Cluster) -> str:
+    parameters = sum(p.numel() for p in GPT(context=CONTEXT).parameters())
+    if args.device == "cuda":
+        where = f"{args.ranks_per_gpu} per GPU" if args.ranks_per_gpu > 1 else "one per GPU"
+    else:
+        where = "on the CPU"
+    if args.link:
+        where += f", in two network namespaces joined by a {args.link} link"
+    return (
+        f"A byte-level GPT of {parameters / 1e6:.1f} M parameters learns to write Python: FSDP2, bf16, AdamW, "
+        f"{args.steps} steps.\n{cluster.world} ranks {where}. Both runs start from the same seed and see the same text."
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--steps", type=positive, default=60)
+    parser.add_argument("--ranks", type=positive, default=2, help="how many to start (default 2; torchrun has its own)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--ranks-per-gpu", type=positive, help="several ranks on one GPU, over sockets")
+    parser.add_argument(
+        "--backend", choices=["both", "inner", "zipccl"], default="both", help="run only one of the two"
+    )
+    parser.add_argument("--link", metavar="RATE", help="join the ranks by a link of this rate, for example 1gbit")
+    parser.add_argument("--dump", type=Path, metavar="DIR", help="save weights, gradients and activations as raw bf16")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--phase", help=argparse.SUPPRESS)  # set in the processes this script starts
+    args = parser.parse_args()
+    if args.phase:
+        return args
+    try:
+        if args.ranks < 2:
+            raise ValueError("--ranks: one rank alone has nobody to send to; use 2 or more")
+        args.device = launch.choose_device(args.device)
+        args.ranks_per_gpu = launch.choose_ranks_per_gpu(args.device, args.ranks, args.ranks_per_gpu)
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
