@@ -13,6 +13,7 @@ Under torchrun the parent is itself one rank of many: it then starts that one ra
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import selectors
@@ -25,7 +26,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +34,7 @@ import torch
 import zipccl
 from netns import ShapedLink
 
+UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID" in os.environ
 _PIPE = "ZIPCCL_LAUNCH_PIPE"  # file descriptor on which a rank sends its messages
 _LOG_LINES = 40  # of a dead rank, shown to the user
 
@@ -46,30 +48,46 @@ def inner_name(device: str) -> str:
     return "nccl" if device == "cuda" else "gloo"
 
 
-def choose_device(device: str) -> str:
-    """Resolves "auto": the GPU where there is one and this build of zipccl can use it."""
-    if device == "cpu":
-        return device
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=positive, default=2, help="how many to start (default 2; torchrun has its own)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--ranks-per-gpu", type=positive, help="several ranks on one GPU, over sockets")
+    parser.add_argument("--link", metavar="RATE", help="join the ranks by a link of this rate, for example 1gbit")
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def resolve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Puts real values in place of defaults that depend on the machine, or ends with what is wrong."""
+    if UNDER_TORCHRUN:
+        args.ranks = int(os.environ["WORLD_SIZE"])
+        if args.link:
+            parser.error("--link: makes its own two nodes on one machine, so it does not go with torchrun")
+    if args.ranks < 2:
+        parser.error("--ranks: one rank alone has nobody to send to; use 2 or more")
+
     why_not = None
     if not torch.cuda.is_available():
         why_not = "torch sees no GPU"
     elif zipccl._C.cuda_version is None:
         why_not = "this zipccl was built without CUDA; reinstall it with ZIPCCL_CUDA=1"
-    if device == "cuda" and why_not:
-        raise ValueError(f"--device cuda: {why_not}")
-    return "cpu" if why_not else "cuda"
+    if args.device == "cuda" and why_not:
+        parser.error(f"--device cuda: {why_not}")
+    if args.device == "auto":
+        args.device = "cpu" if why_not else "cuda"
 
-
-def choose_ranks_per_gpu(device: str, ranks: int, asked: int | None) -> int:
-    """As asked, else as few as fit all ranks on this machine's GPUs (under torchrun: one)."""
-    if device != "cuda":
-        return 1
-    gpus = torch.cuda.device_count()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return asked or 1
-    if asked and asked * gpus < ranks:
-        raise ValueError(f"--ranks-per-gpu {asked}: {gpus} GPUs then hold {asked * gpus} ranks, not {ranks}")
-    return asked or -(-ranks // gpus)
+    gpus = torch.cuda.device_count() if args.device == "cuda" else 0
+    if not gpus or UNDER_TORCHRUN:
+        args.ranks_per_gpu = args.ranks_per_gpu or 1
+    elif not args.ranks_per_gpu:
+        args.ranks_per_gpu = -(-args.ranks // gpus)
+    elif args.ranks_per_gpu * gpus < args.ranks:
+        parser.error(f"--ranks-per-gpu {args.ranks_per_gpu}: too few for {args.ranks} ranks on {gpus} GPU(s)")
 
 
 @dataclass
@@ -80,16 +98,11 @@ class Cluster:
     device: str  # "cpu" or "cuda"
     ranks_per_gpu: int = 1
     link: ShapedLink | None = None
-    ranks: list[int] = field(default_factory=list)  # those this process starts
-    under_torchrun: bool = False
 
-    def __post_init__(self) -> None:
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            self.under_torchrun = True
-            self.world = int(os.environ["WORLD_SIZE"])
-            self.ranks = [int(os.environ["RANK"])]
-        else:
-            self.ranks = list(range(self.world))
+    @property
+    def ranks(self) -> list[int]:
+        """Those this process starts."""
+        return [int(os.environ["RANK"])] if UNDER_TORCHRUN else list(range(self.world))
 
     @property
     def prints(self) -> bool:
@@ -101,7 +114,7 @@ class Cluster:
 
     def environment(self, rank: int, port: int) -> dict[str, str]:
         env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")
-        if not self.under_torchrun:
+        if not UNDER_TORCHRUN:
             address = self.link.address if self.link else "127.0.0.1"
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world)}
             env |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}

@@ -28,11 +28,11 @@ def text(args: argparse.Namespace, cluster: launch.Cluster, results: Results, co
         lines += ["", *identity_sentences(args.steps, len(cluster.ranks), comparison)]
     if "zipccl" in runs:
         moved = runs["zipccl"]["all_gather"]
-        lines.append(
+        lines += [
             f"Bytes    {100 * (1 - moved['wire_bytes'] / moved['raw_bytes']):.1f} % fewer for all-gathers, of which "
-            f"{moved['zipped_calls']} of {moved['calls']} were compressed.\n"
-            "         Gradients (reduce-scatter) go through the inner backend: adding in another order would change bits."
-        )
+            f"{moved['zipped_calls']} of {moved['calls']} were compressed.",
+            "         Gradients (reduce-scatter) go through the inner backend: another order of adding changes bits.",
+        ]
     if len(runs) == 2:
         lines.append("Time     " + time_sentence(*(run["ms_per_step"] for run in runs.values()), args, inner))
     if "zipccl" in runs:

@@ -211,35 +211,18 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--steps", type=positive, default=60)
-    parser.add_argument("--ranks", type=positive, default=2, help="how many to start (default 2; torchrun has its own)")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--ranks-per-gpu", type=positive, help="several ranks on one GPU, over sockets")
+    launch.add_arguments(parser)
+    parser.add_argument("--steps", type=launch.positive, default=60)
     parser.add_argument(
-        "--backend", choices=["both", "inner", "zipccl"], default="both", help="run only one of the two"
+        "--backend", choices=["both", "inner", "zipccl"], default="both", help="one of the two, or both"
     )
-    parser.add_argument("--link", metavar="RATE", help="join the ranks by a link of this rate, for example 1gbit")
     parser.add_argument("--dump", type=Path, metavar="DIR", help="save weights, gradients and activations as raw bf16")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--phase", help=argparse.SUPPRESS)  # set in the processes this script starts
     args = parser.parse_args()
-    if args.phase:
-        return args
-    try:
-        if args.ranks < 2:
-            raise ValueError("--ranks: one rank alone has nobody to send to; use 2 or more")
-        args.device = launch.choose_device(args.device)
-        args.ranks_per_gpu = launch.choose_ranks_per_gpu(args.device, args.ranks, args.ranks_per_gpu)
-    except ValueError as error:
-        parser.error(str(error))
+    if not args.phase:
+        launch.resolve(args, parser)
     return args
-
-
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
 
 
 if __name__ == "__main__":
