@@ -1,0 +1,219 @@
+// Calls that go to an inner backend untouched: its semantics, its errors, its Work.
+#include "backend/zip_backend.h"
+#include "collectives/error.h"
+
+namespace zipccl {
+
+namespace {
+at::Device device_of(const std::vector<at::Tensor>& tensors) {
+  return tensors.empty() ? at::Device(at::kCPU) : tensors[0].device();
+}
+
+// Receivers may pass an empty list of lists: the other argument tells.
+at::Device device_of(const std::vector<std::vector<at::Tensor>>& lists, const std::vector<at::Tensor>& tensors) {
+  return !tensors.empty() || lists.empty() ? device_of(tensors) : device_of(lists[0]);
+}
+
+// Several works as one: what a coalescing window with CPU and CUDA calls ends in.
+class JoinedWork : public c10d::Work {
+ public:
+  explicit JoinedWork(std::vector<WorkPtr> parts) : Work(-1, c10d::OpType::COALESCED), parts_(std::move(parts)) {}
+
+  bool isCompleted() override {
+    for (const WorkPtr& w : parts_)
+      if (!w->isCompleted()) return false;
+    return true;
+  }
+  bool isSuccess() const override {
+    for (const WorkPtr& w : parts_)
+      if (!w->isSuccess()) return false;
+    return true;
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    bool done = true;
+    for (const WorkPtr& w : parts_) done = w->wait(timeout) && done;
+    return done;
+  }
+  void synchronize() override {
+    for (const WorkPtr& w : parts_) w->synchronize();
+  }
+
+ private:
+  std::vector<WorkPtr> parts_;
+};
+}  // namespace
+
+c10d::Backend& ZipBackend::backend_for(at::Device device) {
+  const BackendPtr& b = device.is_cpu() ? cpu_ : cuda_;
+  TORCH_CHECK(b && (device.is_cpu() || device.is_cuda()), "zipccl: this group has no inner backend for ", device,
+              " tensors");
+  if (device.is_cuda()) {
+    // setBoundDeviceId is not virtual, so c10d gives the device to us alone.
+    if (bound_device_id_ && b->getBoundDeviceId() != bound_device_id_) b->setBoundDeviceId(bound_device_id_);
+    last_cuda_ = device;
+  }
+  return *b;
+}
+
+WorkPtr ZipBackend::forward(at::Device device, const RawCall& call) {
+  WorkPtr work = call(backend_for(device));
+  if (coalescing_ && device.is_cpu() && work) coalesced_cpu_.push_back(work);
+  return work;
+}
+
+WorkPtr ZipBackend::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) {
+  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.broadcast(tensors, opts); });
+}
+
+WorkPtr ZipBackend::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
+  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.allreduce(tensors, opts); });
+}
+
+WorkPtr ZipBackend::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
+  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.allreduce_sparse(tensors, opts); });
+}
+
+WorkPtr ZipBackend::allreduce_coalesced(std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.allreduce_coalesced(tensors, opts); });
+}
+
+WorkPtr ZipBackend::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) {
+  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.reduce(tensors, opts); });
+}
+
+WorkPtr ZipBackend::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                                        const c10d::AllgatherOptions& opts) {
+  return forward(device_of(inputs), [&](c10d::Backend& b) { return b.allgather_coalesced(outputs, inputs, opts); });
+}
+
+WorkPtr ZipBackend::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                           const c10d::GatherOptions& opts) {
+  return forward(device_of(outputs, inputs), [&](c10d::Backend& b) { return b.gather(outputs, inputs, opts); });
+}
+
+WorkPtr ZipBackend::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                            const c10d::ScatterOptions& opts) {
+  return forward(device_of(inputs, outputs), [&](c10d::Backend& b) { return b.scatter(outputs, inputs, opts); });
+}
+
+WorkPtr ZipBackend::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                                   const c10d::ReduceScatterOptions& opts) {
+  return forward(device_of(inputs, outputs), [&](c10d::Backend& b) { return b.reduce_scatter(outputs, inputs, opts); });
+}
+
+WorkPtr ZipBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                         const c10d::ReduceScatterOptions& opts) {
+  return forward(input.device(), [&](c10d::Backend& b) { return b._reduce_scatter_base(output, input, opts); });
+}
+
+WorkPtr ZipBackend::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                                                    const c10d::ReduceScatterOptions& opts) {
+  return forward(device_of(inputs),
+                 [&](c10d::Backend& b) { return b.reduce_scatter_tensor_coalesced(outputs, inputs, opts); });
+}
+
+WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                                  std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
+  return forward(input.device(),
+                 [&](c10d::Backend& b) { return b.alltoall_base(output, input, output_splits, input_splits, opts); });
+}
+
+WorkPtr ZipBackend::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                             const c10d::AllToAllOptions& opts) {
+  return forward(device_of(inputs), [&](c10d::Backend& b) { return b.alltoall(outputs, inputs, opts); });
+}
+
+WorkPtr ZipBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) {
+  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.send(tensors, dst, tag); });
+}
+
+WorkPtr ZipBackend::recv(std::vector<at::Tensor>& tensors, int src, int tag) {
+  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.recv(tensors, src, tag); });
+}
+
+WorkPtr ZipBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
+  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.recvAnysource(tensors, tag); });
+}
+
+// c10d picks a device for a barrier without knowing us: a CPU tensor unless told otherwise. A group that works on CUDA
+// expects NCCL's barrier, which also waits for the GPU; collectives run in the same order on every rank, so last_cuda_
+// is set on all or on none.
+WorkPtr ZipBackend::barrier(const c10d::BarrierOptions& opts) {
+  bool asked = !opts.device_ids.empty() || (opts.device && opts.device->is_cuda());
+  if (!cuda_ || !(asked || last_cuda_)) return backend_for(at::kCPU).barrier(opts);
+  c10d::BarrierOptions on_cuda = opts;
+  if (opts.device_ids.empty() && !(opts.device && opts.device->is_cuda())) on_cuda.device = last_cuda_;
+  if (bound_device_id_ && cuda_->getBoundDeviceId() != bound_device_id_) cuda_->setBoundDeviceId(bound_device_id_);
+  return cuda_->barrier(on_cuda);
+}
+
+void ZipBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  backend_for(at::kCPU).monitoredBarrier(opts, wait_all_ranks);
+}
+
+// ---- coalescing: NCCL's, where there is one ----
+
+bool ZipBackend::supportsCoalescing() const { return cuda_ ? cuda_->supportsCoalescing() : cpu_->supportsCoalescing(); }
+
+void ZipBackend::startCoalescing() {
+  (cuda_ ? cuda_ : cpu_)->startCoalescing();
+  coalescing_ = true;
+}
+
+WorkPtr ZipBackend::endCoalescing() {
+  coalescing_ = false;
+  WorkPtr work = (cuda_ ? cuda_ : cpu_)->endCoalescing();
+  if (coalesced_cpu_.empty()) return work;
+  std::vector<WorkPtr> parts;
+  parts.swap(coalesced_cpu_);
+  if (work) parts.push_back(work);
+  return c10::make_intrusive<JoinedWork>(std::move(parts));
+}
+
+// ---- group properties: to every inner backend, or to the one that knows ----
+
+void ZipBackend::setTimeout(std::chrono::milliseconds timeout) {
+  for (const BackendPtr& b : all_inner()) b->setTimeout(timeout);
+}
+
+void ZipBackend::setSequenceNumberForGroup() {
+  for (const BackendPtr& b : all_inner()) b->setSequenceNumberForGroup();
+}
+
+uint64_t ZipBackend::getSequenceNumberForGroup() {
+  return (last_cuda_ || !cpu_ ? cuda_ : cpu_)->getSequenceNumberForGroup();
+}
+
+void ZipBackend::setGroupUid(const std::string& uid) {
+  Backend::setGroupUid(uid);
+  for (const BackendPtr& b : all_inner()) b->setGroupUid(uid);
+}
+
+void ZipBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  if (!cuda_) return Backend::registerOnCompletionHook(std::move(hook));
+  onCompletionHook_ = hook;  // hasHooks() reads it and is not virtual
+  cuda_->registerOnCompletionHook(std::move(hook));
+}
+
+void ZipBackend::waitForPendingWorks() {
+  if (!cuda_) return Backend::waitForPendingWorks();
+  cuda_->waitForPendingWorks();
+}
+
+void ZipBackend::enableCollectivesTiming() {
+  for (const BackendPtr& b : all_inner()) b->enableCollectivesTiming();
+}
+
+void ZipBackend::eagerConnectSingleDevice(at::Device device) { backend_for(device).eagerConnectSingleDevice(device); }
+
+c10d::ErrorType ZipBackend::getError() { return (cuda_ ? cuda_ : cpu_)->getError(); }
+
+std::shared_ptr<c10::Allocator> ZipBackend::getMemAllocator() { return (cuda_ ? cuda_ : cpu_)->getMemAllocator(); }
+
+at::Tensor ZipBackend::allocateTensor(long size, at::TensorOptions options) {
+  return backend_for(options.device()).allocateTensor(size, options);
+}
+
+bool ZipBackend::supportsTensorAlloc(c10::DeviceIndex device) { return cuda_ && cuda_->supportsTensorAlloc(device); }
+
+}  // namespace zipccl

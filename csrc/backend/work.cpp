@@ -1,0 +1,49 @@
+#include "backend/work.h"
+
+#include "collectives/error.h"
+
+namespace zipccl {
+
+CpuWork::CpuWork(int rank, c10d::OpType op, const char* title, const std::vector<at::Tensor>& inputs,
+                 std::vector<at::Tensor> outputs)
+    : Work(rank, op, title, inputs),
+      outputs_(std::move(outputs)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+void CpuWork::complete(std::exception_ptr error) {
+  // The base class first: isCompleted() must hold when callbacks of the future run.
+  finish(error);
+  if (error)
+    future_->setErrorIfNeeded(error);
+  else
+    future_->markCompleted(c10::IValue(outputs_));
+}
+
+bool CpuWork::isCompleted() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return completed_;
+}
+
+bool CpuWork::isSuccess() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return completed_ && !exception_;
+}
+
+std::exception_ptr CpuWork::exception() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return exception_;
+}
+
+bool CpuWork::wait(std::chrono::milliseconds timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (timeout == kNoTimeout)
+    cv_.wait(lock, [&] { return completed_; });
+  else if (!cv_.wait_for(lock, timeout, [&] { return completed_; }))
+    throw Error("zipccl: operation timed out after " + std::to_string(timeout.count()) + " ms");
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+void CpuWork::abort() { throw Error("zipccl: abort the process group, not a single work"); }
+
+}  // namespace zipccl

@@ -1,0 +1,33 @@
+// Handles of zipped collectives: c10d::Work with a future, as DDP, FSDP and functional collectives use them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+namespace zipccl {
+
+// CPU: the worker thread completes it.
+class CpuWork : public c10d::Work {
+ public:
+  CpuWork(int rank, c10d::OpType op, const char* title, const std::vector<at::Tensor>& inputs,
+          std::vector<at::Tensor> outputs);
+
+  void complete(std::exception_ptr error);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+ private:
+  std::vector<at::Tensor> outputs_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace zipccl

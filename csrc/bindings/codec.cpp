@@ -1,0 +1,179 @@
+// Frames of tensors. python/zipccl/codec.py documents what users see.
+#include "codec/codec.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "collectives/engine.h"
+#include "collectives/error.h"
+
+#ifdef ZIPCCL_WITH_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#endif
+
+namespace zipccl {
+
+namespace {
+Isa parse_isa(const std::string& name) {
+  if (name == "best") return Isa::best;
+  if (name == "scalar") return Isa::scalar;
+  if (name == "avx2") return Isa::avx2;
+  throw py::value_error("isa must be \"best\", \"scalar\" or \"avx2\", not \"" + name + "\"");
+}
+
+FrameOptions parse_options(const at::Tensor& t, const std::string& code, const std::string& layout, bool checksum) {
+  FrameOptions o;
+  if (!frame_dtype(t.scalar_type(), &o.dtype))
+    throw py::type_error(std::string("zipccl cannot put dtype ") + toString(t.scalar_type()) + " in a frame");
+  if (code == "fast")
+    o.code = Code::fast;
+  else if (code == "raw")
+    o.code = Code::raw;
+  else
+    throw py::value_error("code must be \"fast\" or \"raw\", not \"" + code + "\"");
+  if (layout != "compact" && layout != "split")
+    throw py::value_error("layout must be \"compact\" or \"split\", not \"" + layout + "\"");
+  o.layout = layout == "split" ? FrameLayout::split : FrameLayout::compact;
+  o.checksum = checksum;
+  return o;
+}
+
+std::unique_ptr<Engine> engine_for(const at::Tensor& t) {
+  if (t.is_cpu()) return make_cpu_engine();
+#ifdef ZIPCCL_WITH_CUDA
+  if (t.is_cuda()) return make_cuda_engine(t.device());
+#endif
+  throw Error("zipccl: this build has no codec for " + t.device().str() + " tensors");
+}
+
+void check_frame(const at::Tensor& frame) {
+  if (frame.scalar_type() != at::kByte || frame.dim() != 1)
+    throw py::type_error("a frame is a 1-D tensor of torch.uint8");
+}
+
+// The statuses a CUDA decode left behind, after the current stream.
+void settle(Engine& engine, const at::Tensor& on) {
+  Engine::Pending pending = engine.take_statuses();
+  if (!pending.statuses.defined()) return;
+  engine.to_host(at::zeros({1}, on.options().dtype(at::kLong)));
+  for (size_t i = 0; i < pending.what.size(); ++i)
+    check(static_cast<Status>(pending.statuses.const_data_ptr<int32_t>()[i]), pending.what[i]);
+}
+
+at::Tensor compress(const at::Tensor& t, const std::string& code, const std::string& layout, bool checksum,
+                    const std::string& isa_name) {
+  FrameOptions options = parse_options(t, code, layout, checksum);
+  Isa isa = parse_isa(isa_name);
+  py::gil_scoped_release release;
+  at::NoGradGuard no_grad;
+#ifdef ZIPCCL_WITH_CUDA
+  c10::cuda::OptionalCUDAGuard guard;
+  if (t.is_cuda()) guard.set_device(t.device());
+#endif
+  auto engine = engine_for(t);
+  at::Tensor src = t.contiguous().view({-1});
+  at::Tensor frame = engine->empty(static_cast<int64_t>(frame_bound(options, src.numel())), at::kByte);
+  int64_t bytes;
+  if (t.is_cpu()) {
+    uint64_t written = 0;
+    check(encode(src.const_data_ptr(), src.numel(), options, frame.mutable_data_ptr(), frame.numel(), &written, isa),
+          "zipccl compress");
+    bytes = static_cast<int64_t>(written);
+  } else {
+    at::Tensor size = engine->empty(1, at::kLong);
+    engine->encode({src}, options, {frame}, size);
+    bytes = engine->to_host(size)[0];
+  }
+  return frame.narrow(0, 0, bytes).clone();
+}
+
+FrameInfo info_of(const at::Tensor& frame) {
+  at::Tensor head = frame.narrow(0, 0, std::min<int64_t>(frame.numel(), kHeaderBytes)).cpu().contiguous();
+  FrameInfo info;
+  check(read_header(head.const_data_ptr(), frame.numel(), &info), "zipccl frame");
+  if (info.frame_bytes > static_cast<uint64_t>(frame.numel())) check(Status::truncated, "zipccl frame");
+  return info;
+}
+
+at::Tensor decompress(at::Tensor frame, const std::string& isa_name) {
+  check_frame(frame);
+  Isa isa = parse_isa(isa_name);
+  py::gil_scoped_release release;
+  at::NoGradGuard no_grad;
+#ifdef ZIPCCL_WITH_CUDA
+  c10::cuda::OptionalCUDAGuard guard;
+  if (frame.is_cuda()) guard.set_device(frame.device());
+#endif
+  frame = frame.contiguous();
+  auto engine = engine_for(frame);
+  FrameInfo info = info_of(frame);  // before anything of the size it names is allocated
+  at::Tensor out = engine->empty(static_cast<int64_t>(info.count), scalar_type(info.dtype));
+  if (frame.is_cpu()) {
+    check(decode(frame.const_data_ptr(), frame.numel(), info.dtype, info.count, out.mutable_data_ptr(), isa),
+          "zipccl decompress");
+    return out;
+  }
+  if (reinterpret_cast<uintptr_t>(frame.const_data_ptr()) % kFrameAlign != 0) frame = frame.clone();
+  engine->decode({{frame, out, "the caller"}}, info.dtype, "zipccl decompress");
+  settle(*engine, frame);
+  return out;
+}
+
+// Into the caller's memory and, on CUDA, without waiting for the device: for benchmarks and CUDA graphs.
+void encode_into(const at::Tensor& t, at::Tensor frame, at::Tensor size, const std::string& code,
+                 const std::string& layout, bool checksum) {
+  FrameOptions options = parse_options(t, code, layout, checksum);
+  check_frame(frame);
+  if (!t.is_contiguous() || size.scalar_type() != at::kLong || size.numel() != 1 || frame.device() != t.device() ||
+      size.device() != t.device() || static_cast<uint64_t>(frame.numel()) < frame_bound(options, t.numel()))
+    throw py::value_error("encode_into needs a contiguous tensor, a frame of frame_bound() bytes and an int64 size");
+  py::gil_scoped_release release;
+  engine_for(t)->encode({t}, options, {frame}, size);
+}
+
+// CUDA: the frame's status is not looked at; decompress() does that.
+void decode_into(const at::Tensor& frame, at::Tensor out) {
+  check_frame(frame);
+  DType dtype;
+  if (!out.is_contiguous() || !frame.is_contiguous() || frame.device() != out.device() ||
+      !frame_dtype(out.scalar_type(), &dtype))
+    throw py::value_error("decode_into needs a contiguous frame and output on one device");
+  py::gil_scoped_release release;
+  engine_for(out)->decode({{frame, out, "the caller"}}, dtype, "zipccl decode_into");
+}
+
+py::dict frame_info(const at::Tensor& frame) {
+  check_frame(frame);
+  FrameInfo info = info_of(frame);
+  py::dict d;
+  d["dtype"] = py::cast(scalar_type(info.dtype));
+  d["code"] = info.code == Code::raw ? "raw" : "fast";
+  d["layout"] = info.layout == FrameLayout::split ? "split" : "compact";
+  d["checksum"] = info.checksum;
+  d["count"] = info.count;
+  d["raw_bytes"] = info.raw_bytes;
+  d["frame_bytes"] = info.frame_bytes;
+  return d;
+}
+}  // namespace
+
+void bind_codec(py::module_& m) {
+  m.def("compress", &compress, py::arg("tensor"), py::arg("code") = "fast", py::arg("layout") = "compact",
+        py::arg("checksum") = true, py::arg("isa") = "best");
+  m.def("decompress", &decompress, py::arg("frame"), py::arg("isa") = "best");
+  m.def("encode_into", &encode_into, py::arg("tensor"), py::arg("frame"), py::arg("size"), py::arg("code") = "fast",
+        py::arg("layout") = "compact", py::arg("checksum") = false);
+  m.def("decode_into", &decode_into, py::arg("frame"), py::arg("out"));
+  m.def("frame_info", &frame_info, py::arg("frame"));
+  m.def(
+      "frame_bound",
+      [](const at::Tensor& t, const std::string& code, const std::string& layout, bool checksum) {
+        return frame_bound(parse_options(t, code, layout, checksum), t.numel());
+      },
+      py::arg("tensor"), py::arg("code") = "fast", py::arg("layout") = "compact", py::arg("checksum") = false);
+  m.def("best_isa", [] { return best_isa() == Isa::avx2 ? "avx2" : "scalar"; });
+}
+
+}  // namespace zipccl

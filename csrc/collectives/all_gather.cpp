@@ -1,0 +1,88 @@
+#include "collectives/all_gather.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "collectives/error.h"
+
+namespace zipccl {
+
+namespace {
+// Ranks whose sizes cannot be right do not get to drive anybody's memory.
+void check_size(int64_t bytes, const FrameOptions& options, uint64_t count, int rank, const std::string& what) {
+  bool sound = bytes >= static_cast<int64_t>(kHeaderBytes) && bytes % static_cast<int64_t>(kFrameAlign) == 0 &&
+               static_cast<uint64_t>(bytes) <= frame_bound(options, count);
+  if (!sound)
+    throw Error(what + ": rank " + std::to_string(rank) + " announced a frame of " + std::to_string(bytes) +
+                " bytes for " + std::to_string(count) + " values; do all ranks pass the same shapes and options?");
+}
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.const_data_ptr() == b.const_data_ptr() && a.is_contiguous() && b.is_contiguous();
+}
+}  // namespace
+
+Traffic all_gather_zip(Engine& engine, const Messages& messages, const std::vector<GatherItem>& items,
+                       const FrameOptions& options, const std::string& what) {
+  at::NoGradGuard no_grad;
+  const int world = messages.world(), rank = messages.rank();
+  const int64_t n = static_cast<int64_t>(items.size());
+  Traffic traffic;
+  Stopwatch watch;
+
+  // Frames are padded to the largest of all ranks, so a slot must hold the bound of the largest count.
+  std::vector<at::Tensor> src, slots;
+  for (const GatherItem& item : items) {
+    uint64_t bound = 0;
+    for (const at::Tensor& out : item.outputs) bound = std::max(bound, frame_bound(options, out.numel()));
+    src.push_back(item.input.contiguous());
+    slots.push_back(engine.empty(static_cast<int64_t>(bound), at::kByte));
+  }
+  auto own_sizes = engine.empty(n, at::kLong);
+  engine.encode(src, options, slots, own_sizes);
+  traffic.encode = watch.lap();
+
+  auto all_sizes = engine.empty(world * n, at::kLong);
+  messages.all_gather(all_sizes, own_sizes);
+  const std::vector<int64_t> sizes = engine.to_host(all_sizes);  // [world][items]
+  traffic.sizes = watch.lap();
+
+  std::vector<at::Tensor> sends, receives;
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t largest = 0;
+    for (int r = 0; r < world; ++r) {
+      int64_t bytes = sizes[r * n + i];
+      check_size(bytes, options, items[i].outputs[r].numel(), r, what);
+      largest = std::max(largest, bytes);
+      if (r != rank) traffic.raw_bytes += items[i].outputs[r].nbytes();
+    }
+    traffic.wire_bytes += static_cast<uint64_t>(largest) * (world - 1);
+    sends.push_back(slots[i].narrow(0, 0, largest));
+    receives.push_back(engine.empty(largest * world, at::kByte));
+  }
+  messages.all_gather(receives, sends);
+  traffic.transfer = watch.lap();
+
+  std::vector<Decode> jobs;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // strided outputs: (output, decoded)
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t stride = sends[i].numel();
+    for (int r = 0; r < world; ++r) {
+      at::Tensor out = items[i].outputs[r];
+      if (r == rank && same_memory(out, items[i].input)) continue;
+      if (!out.is_contiguous()) {
+        auto dense = at::empty(out.sizes(), out.options());
+        copies.emplace_back(out, dense);
+        out = dense;
+      }
+      jobs.push_back({receives[i].narrow(0, r * stride, sizes[r * n + i]), out, "rank " + std::to_string(r)});
+    }
+  }
+  engine.decode(jobs, options.dtype, what);
+  for (auto& [out, dense] : copies) out.copy_(dense, /*non_blocking=*/true);
+  traffic.decode = watch.lap();
+  return traffic;
+}
+
+}  // namespace zipccl

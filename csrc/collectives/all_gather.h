@@ -1,0 +1,26 @@
+// All-gather of frames: encode, agree on sizes, one padded byte all-gather, decode into place (ZipCCL section 4.2).
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <string>
+#include <vector>
+
+#include "collectives/engine.h"
+#include "collectives/traffic.h"
+#include "transport/messages.h"
+
+namespace zipccl {
+
+// One tensor to gather. Every rank passes inputs of the same dtype; counts may differ from rank to rank.
+struct GatherItem {
+  at::Tensor input;
+  std::vector<at::Tensor> outputs;  // one per rank; outputs[r] has the dtype of the input and rank r's count
+};
+
+// All items must have one dtype that a frame can carry. Inputs and outputs may have any strides; an output may be the
+// input itself (in place). Throws FrameError for a bad frame (CPU), Error when ranks disagree.
+Traffic all_gather_zip(Engine& engine, const Messages& messages, const std::vector<GatherItem>& items,
+                       const FrameOptions& options, const std::string& what);
+
+}  // namespace zipccl

@@ -1,0 +1,57 @@
+// What a collective needs from a device: scratch, the codec on tensors, and sizes back on the host. One implementation
+// per device, so that a collective is written once.
+//
+// CPU: every call is done when it returns. CUDA: every call is enqueued on the current stream; only to_host() waits.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "codec/codec.h"
+
+namespace zipccl {
+
+// DType of a torch scalar type; false for types a frame cannot carry (quantised types).
+bool frame_dtype(at::ScalarType type, DType* out);
+at::ScalarType scalar_type(DType dtype);
+
+struct Decode {
+  at::Tensor frame;  // uint8, 1-D, contiguous, starting on kFrameAlign
+  at::Tensor dst;    // contiguous; dtype and count the frame must have
+  std::string from;  // who made the frame, for errors
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  virtual at::Tensor empty(int64_t n, at::ScalarType type) const = 0;
+
+  // Encodes src[i] (contiguous, one dtype) into frames[i] (uint8, at least frame_bound()); sizes[i] gets its bytes.
+  virtual void encode(const std::vector<at::Tensor>& src, const FrameOptions& options,
+                      const std::vector<at::Tensor>& frames, at::Tensor sizes) = 0;
+
+  // Decodes frames of one dtype. `what` names the operation in errors. CPU: throws on a bad frame. CUDA: the status
+  // is kept on the device for take_statuses().
+  virtual void decode(const std::vector<Decode>& jobs, DType dtype, const std::string& what) = 0;
+
+  virtual std::vector<int64_t> to_host(const at::Tensor& values) = 0;
+
+  // Statuses of decode() calls that are not known yet (CUDA), as a tensor the caller reads when its stream has passed;
+  // undefined if there is nothing to check.
+  struct Pending {
+    at::Tensor statuses;            // int32, host memory
+    std::vector<std::string> what;  // one text per status
+  };
+  virtual Pending take_statuses() { return {}; }
+};
+
+std::unique_ptr<Engine> make_cpu_engine();
+#ifdef ZIPCCL_WITH_CUDA
+std::unique_ptr<Engine> make_cuda_engine(at::Device device);
+#endif
+
+}  // namespace zipccl

@@ -1,0 +1,85 @@
+#include <ATen/ATen.h>
+
+#include "collectives/engine.h"
+#include "collectives/error.h"
+
+namespace zipccl {
+
+namespace {
+struct TypeRow {
+  at::ScalarType torch;
+  DType frame;
+};
+constexpr TypeRow kTypes[] = {
+    {at::kByte, DType::u8},
+    {at::kChar, DType::i8},
+    {at::kShort, DType::i16},
+    {at::kInt, DType::i32},
+    {at::kLong, DType::i64},
+    {at::kHalf, DType::f16},
+    {at::kFloat, DType::f32},
+    {at::kDouble, DType::f64},
+    {at::kComplexHalf, DType::c32},
+    {at::kComplexFloat, DType::c64},
+    {at::kComplexDouble, DType::c128},
+    {at::kBool, DType::boolean},
+    {at::kBFloat16, DType::bf16},
+    {at::kFloat8_e4m3fn, DType::f8_e4m3fn},
+    {at::kFloat8_e5m2, DType::f8_e5m2},
+    {at::kFloat8_e4m3fnuz, DType::f8_e4m3fnuz},
+    {at::kFloat8_e5m2fnuz, DType::f8_e5m2fnuz},
+    {at::kFloat8_e8m0fnu, DType::f8_e8m0fnu},
+    {at::kUInt16, DType::u16},
+    {at::kUInt32, DType::u32},
+    {at::kUInt64, DType::u64},
+};
+
+class CpuEngine : public Engine {
+ public:
+  at::Tensor empty(int64_t n, at::ScalarType type) const override { return at::empty({n}, at::TensorOptions(type)); }
+
+  void encode(const std::vector<at::Tensor>& src, const FrameOptions& options, const std::vector<at::Tensor>& frames,
+              at::Tensor sizes) override {
+    auto* out = sizes.mutable_data_ptr<int64_t>();
+    for (size_t i = 0; i < src.size(); ++i) {
+      uint64_t written = 0;
+      check(zipccl::encode(src[i].const_data_ptr(), src[i].numel(), options, frames[i].mutable_data_ptr(),
+                           frames[i].numel(), &written),
+            "zipccl encode");
+      out[i] = static_cast<int64_t>(written);
+    }
+  }
+
+  void decode(const std::vector<Decode>& jobs, DType dtype, const std::string& what) override {
+    for (const Decode& job : jobs) {
+      Status s = zipccl::decode(job.frame.const_data_ptr(), job.frame.numel(), dtype, job.dst.numel(),
+                                job.dst.mutable_data_ptr());
+      if (s != Status::ok) check(s, what + ": frame from " + job.from);
+    }
+  }
+
+  std::vector<int64_t> to_host(const at::Tensor& values) override {
+    const int64_t* p = values.const_data_ptr<int64_t>();
+    return {p, p + values.numel()};
+  }
+};
+}  // namespace
+
+bool frame_dtype(at::ScalarType type, DType* out) {
+  for (const TypeRow& row : kTypes)
+    if (row.torch == type) {
+      *out = row.frame;
+      return true;
+    }
+  return false;
+}
+
+at::ScalarType scalar_type(DType dtype) {
+  for (const TypeRow& row : kTypes)
+    if (row.frame == dtype) return row.torch;
+  throw Error("zipccl: unknown dtype in a frame");
+}
+
+std::unique_ptr<Engine> make_cpu_engine() { return std::make_unique<CpuEngine>(); }
+
+}  // namespace zipccl

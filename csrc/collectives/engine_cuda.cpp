@@ -1,0 +1,82 @@
+// The codec on CUDA tensors. Compiled only when ZIPCCL_WITH_CUDA is defined.
+#ifdef ZIPCCL_WITH_CUDA
+
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "collectives/engine.h"
+#include "collectives/error.h"
+
+namespace zipccl {
+
+namespace {
+class CudaEngine : public Engine {
+ public:
+  explicit CudaEngine(at::Device device) : device_(device) {}
+
+  at::Tensor empty(int64_t n, at::ScalarType type) const override {
+    return at::empty({n}, at::TensorOptions(type).device(device_));
+  }
+
+  void encode(const std::vector<at::Tensor>& src, const FrameOptions& options, const std::vector<at::Tensor>& frames,
+              at::Tensor sizes) override {
+    std::vector<EncodeJob> jobs;
+    jobs.reserve(src.size());
+    for (size_t i = 0; i < src.size(); ++i)
+      jobs.push_back({src[i].const_data_ptr(), static_cast<uint64_t>(src[i].numel()), frames[i].mutable_data_ptr()});
+    int n = static_cast<int>(jobs.size());
+    auto scratch = empty(static_cast<int64_t>(cuda::encode_scratch_bytes(jobs.data(), n, options)), at::kByte);
+    check(cuda::encode(jobs.data(), n, options, scratch.mutable_data_ptr(),
+                       reinterpret_cast<uint64_t*>(sizes.mutable_data_ptr<int64_t>()), stream()),
+          "zipccl encode");
+  }
+
+  void decode(const std::vector<Decode>& jobs, DType dtype, const std::string& what) override {
+    if (jobs.empty()) return;
+    std::vector<DecodeJob> list;
+    list.reserve(jobs.size());
+    for (const Decode& job : jobs) {
+      list.push_back({job.frame.const_data_ptr(), static_cast<uint64_t>(job.frame.numel()), job.dst.mutable_data_ptr(),
+                      static_cast<uint64_t>(job.dst.numel())});
+      what_.push_back(what + ": frame from " + job.from);
+    }
+    int n = static_cast<int>(list.size());
+    auto statuses = empty(n, at::kInt);
+    check(cuda::decode(list.data(), n, dtype, statuses.mutable_data_ptr<int32_t>(), stream()), what);
+    statuses_.push_back(statuses);
+  }
+
+  // The one host wait of a collective whose sizes depend on the data.
+  std::vector<int64_t> to_host(const at::Tensor& values) override {
+    auto host = at::empty(values.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
+    host.copy_(values, /*non_blocking=*/true);
+    at::cuda::CUDAEvent ready;
+    ready.record(c10::cuda::getCurrentCUDAStream(device_.index()));
+    ready.synchronize();
+    const int64_t* p = host.const_data_ptr<int64_t>();
+    return {p, p + host.numel()};
+  }
+
+  Pending take_statuses() override {
+    if (statuses_.empty()) return {};
+    auto all = statuses_.size() == 1 ? statuses_[0] : at::cat(statuses_);
+    auto host = at::empty(all.sizes(), at::TensorOptions(at::kInt).pinned_memory(true));
+    host.copy_(all, /*non_blocking=*/true);
+    statuses_.clear();
+    return {host, std::move(what_)};
+  }
+
+ private:
+  void* stream() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
+
+  at::Device device_;
+  std::vector<at::Tensor> statuses_;
+  std::vector<std::string> what_;
+};
+}  // namespace
+
+std::unique_ptr<Engine> make_cuda_engine(at::Device device) { return std::make_unique<CudaEngine>(device); }
+
+}  // namespace zipccl
+
+#endif  // ZIPCCL_WITH_CUDA

@@ -1,0 +1,28 @@
+"""zipccl: a torch.distributed backend that moves fewer bytes, and gives every bit back.
+
+``import zipccl`` registers the backend "zipccl"; ``torch.distributed.init_process_group("zipccl")`` uses it.
+"""
+
+from zipccl import _build_check
+
+_build_check.check()
+
+from zipccl._C import Error, FrameError  # noqa: E402
+from zipccl._version import __version__  # noqa: E402
+from zipccl.backend import explain, register, stats  # noqa: E402
+from zipccl.codec import compress, decompress  # noqa: E402
+from zipccl.options import Options  # noqa: E402
+
+__all__ = [
+    "Error",
+    "FrameError",
+    "Options",
+    "__version__",
+    "compress",
+    "decompress",
+    "explain",
+    "register",
+    "stats",
+]
+
+register()

@@ -1,0 +1,157 @@
+"""Registers "zipccl" with torch.distributed and builds its groups."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zipccl import _C
+from zipccl.options import Options, from_pg_options
+
+NAME = "zipccl"
+
+
+def register() -> None:
+    """Makes ``init_process_group("zipccl")`` known for CPU and CUDA tensors. Touches no GPU; may be called again."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create(group: Any, pg_options: Any) -> _C.ZipBackend:
+    """torch's creator: called once per group on every member, for both devices."""
+    options = from_pg_options(pg_options)
+    _check_same_options(group, options)
+    devices = options.inner_backends()
+    zip_wanted = options.all_gather != "raw" and group.group_size > 1
+    cpu = _gloo(group, "gloo") if "cpu" in devices else None
+    # Zipped CPU collectives run on their own thread; their messages must not mix with those of the caller's thread.
+    cpu_zip = _gloo(group, "gloo-zip") if cpu is not None and zip_wanted else None
+    cuda = _nccl(group, options) if "cuda" in devices and torch.cuda.is_available() else None
+    if cuda is not None and _C.cuda_version is None and options.all_gather == "zip":
+        warnings.warn("zipccl was built without CUDA: CUDA tensors travel raw", stacklevel=2)
+    return _C.ZipBackend(
+        group.group_rank,
+        group.group_size,
+        cpu,
+        cpu_zip,
+        cuda,
+        all_gather=options.all_gather,
+        checksum=options.checksum,
+        min_bytes=options.min_bytes,
+        log_decisions=os.environ.get("ZIPCCL_DEBUG", "").upper() == "INFO",
+    )
+
+
+def _check_same_options(group: Any, options: Options) -> None:
+    """Ranks with different options would make different calls and hang; rank 0's are the measure."""
+    if group.group_size == 1:
+        return
+    key = "zipccl/options"
+    if group.group_rank == 0:
+        group.store.set(key, options.fingerprint())
+        return
+    first = group.store.get(key).decode()
+    if first != options.fingerprint():
+        raise RuntimeError(
+            f"zipccl: rank {group.group_rank} of group {group.group_id!r} has options {options.fingerprint()!r}, "
+            f"rank 0 has {first!r}: every rank must pass the same"
+        )
+
+
+def _gloo(group: Any, prefix: str) -> dist.Backend:
+    gloo = dist.ProcessGroupGloo(
+        dist.PrefixStore(f"{prefix}/", group.store), group.group_rank, group.group_size, timeout=group.timeout
+    )
+    gloo.options.global_ranks_in_group = list(group.global_ranks_in_group)
+    gloo.options.group_name = group.group_id
+    gloo._set_sequence_number_for_group()
+    return gloo
+
+
+def _nccl(group: Any, options: Options) -> dist.Backend:
+    nccl_options = options.nccl_options or dist.ProcessGroupNCCL.Options()
+    nccl_options._timeout = group.timeout
+    nccl_options.global_ranks_in_group = list(group.global_ranks_in_group)
+    nccl_options.group_name = group.group_id
+    nccl = dist.ProcessGroupNCCL(
+        dist.PrefixStore("nccl/", group.store), group.group_rank, group.group_size, nccl_options
+    )
+    nccl._set_sequence_number_for_group()
+    return nccl
+
+
+def zip_backends(group: dist.ProcessGroup | None = None) -> list[_C.ZipBackend]:
+    """The zipccl backends of a group (default: the default group), each once.
+
+    Raises:
+        ValueError: the group has none.
+    """
+    group = group or dist.distributed_c10d._get_default_group()
+    found: list[_C.ZipBackend] = []
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        if isinstance(backend, _C.ZipBackend) and backend not in found:
+            found.append(backend)
+    if not found:
+        raise ValueError(f"group {group.group_name!r} is not a zipccl group")
+    return found
+
+
+class Stats(dict):
+    """A snapshot of counters; ``reset()`` sets the group's own to zero."""
+
+    def __init__(self, backends: list[_C.ZipBackend]):
+        super().__init__()
+        self._backends = backends
+        for backend in backends:
+            self.update(backend.stats())
+
+    def reset(self) -> None:
+        for backend in self._backends:
+            backend.reset_stats()
+
+
+def stats(group: dist.ProcessGroup | None = None) -> Stats:
+    """What a group's own collectives have moved, on this rank.
+
+    Returns:
+        A dict from collective (``"all_gather"``) to ``calls``, ``zipped_calls``, ``raw_bytes`` (received from other
+        ranks had nothing been zipped), ``wire_bytes`` (received in truth, padding included) and ``seconds`` by phase
+        (``encode``, ``sizes``, ``transfer``, ``decode``: host time of zipped calls; on CUDA all but ``sizes`` is the
+        cost of enqueueing). Collectives that were never called are absent.
+
+    Raises:
+        ValueError: the group is not a zipccl group.
+    """
+    return Stats(zip_backends(group))
+
+
+def explain(
+    op: str = "all_gather",
+    bytes: int = 64 << 20,
+    group: dist.ProcessGroup | None = None,
+    device: str | torch.device | None = None,
+) -> _C.Decision:
+    """What ``"auto"`` does with a collective of this size on this group, and why.
+
+    A collective call: the first one of a group measures the link, so every rank must make it.
+
+    Args:
+        op: ``"all_gather"``.
+        bytes: raw bytes each rank contributes, taken as bf16.
+        device: whose tensors; default: the current CUDA device if the group has NCCL, else the CPU.
+
+    Returns:
+        An object with ``choice`` (``"zip"`` or ``"raw"``), ``reason``, ``raw_seconds`` and ``zip_seconds`` (modelled).
+    """
+    if op != "all_gather":
+        raise ValueError(f'explain() knows "all_gather", not {op!r}')
+    backend = zip_backends(group)[0]
+    if device is None:
+        device = torch.device("cuda", torch.cuda.current_device()) if backend.inner("cuda") else "cpu"
+    return backend.explain(torch.device(device), bytes)

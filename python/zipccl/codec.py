@@ -1,0 +1,43 @@
+"""Tensors to frames and back."""
+
+from __future__ import annotations
+
+import torch
+
+from zipccl import _C
+
+
+def compress(
+    tensor: torch.Tensor, code: str = "fast", *, layout: str = "compact", checksum: bool = True
+) -> torch.Tensor:
+    """Puts a tensor into a frame (docs/format.md). Every bit comes back, whatever the values.
+
+    Args:
+        tensor: any shape, stride and dtype, on the CPU or on CUDA. bf16 is compressed, other dtypes travel raw.
+        code: ``"fast"``, ZipCCL's 3-bit exponent codes with a window per tile of 1024 values (section 4.1), or
+            ``"raw"``.
+        layout: ``"compact"``, or ``"split"``: the static part, whose size follows from dtype and count, lies in front
+            of the dynamic part (ZipCCL's Design 2, section 5.1).
+        checksum: the frame carries a checksum of its payload, so that any damage is noticed.
+
+    Returns:
+        The frame: uint8, 1-D, on the tensor's device, never more than ``1/512`` and 192 bytes larger than the tensor.
+        CPU and CUDA make the same bytes. On CUDA the call waits for the frame's size.
+
+    Raises:
+        TypeError: a dtype that frames do not know (quantised types).
+        ValueError: an unknown code or layout.
+    """
+    return _C.compress(tensor, code, layout, checksum)
+
+
+def decompress(frame: torch.Tensor) -> torch.Tensor:
+    """The values of a frame: 1-D, of the dtype and count they were compressed with, on the frame's device.
+
+    ``frame`` may be longer than the frame in it. On CUDA the call waits until the frame is known to be sound.
+
+    Raises:
+        FrameError: the frame is corrupt, truncated, or of a newer version; the text says which.
+        TypeError: ``frame`` is not a 1-D uint8 tensor.
+    """
+    return _C.decompress(frame)
