@@ -31,12 +31,7 @@ class Stats {
     OpStats& s = ops_[op];
     ++s.calls;
     ++s.zipped_calls;
-    s.traffic.raw_bytes += t.raw_bytes;
-    s.traffic.wire_bytes += t.wire_bytes;
-    s.traffic.encode += t.encode;
-    s.traffic.sizes += t.sizes;
-    s.traffic.transfer += t.transfer;
-    s.traffic.decode += t.decode;
+    s.traffic += t;
   }
 
   std::map<std::string, OpStats> read() const {

@@ -11,7 +11,7 @@
 //   - src and dst of values must be aligned to their dtype; frames to 16 bytes on CUDA, to nothing on the CPU.
 //   - Frames are deterministic: they depend on the input and FrameOptions alone, not on device, ISA or timing.
 //   - Bytes a frame does not use (padding, holes) are zero.
-//   - Nothing here allocates, throws, or keeps state; every function may be called from many threads.
+//   - Nothing here allocates (decode_sum() on the CPU: one small record per input), throws, or keeps state; every function may be called from many threads.
 //
 // No torch in this layer.
 #pragma once
@@ -81,6 +81,30 @@ Status encode(const void* src, uint64_t count, const FrameOptions& options, void
 // partly written and must be discarded.
 Status decode(const void* frame, uint64_t available, DType dtype, uint64_t count, void* dst, Isa isa = Isa::best);
 
+// Sums what n ranks sent (ZipCCL section 4.2, reduce-scatter): for every value i
+//   dst[i] = round((scale * x_0[i] + scale * x_1[i] + ... ) / divisor)
+// in fp32, in the order of the inputs, each product and sum rounded to nearest (no fused multiply-add), and rounded
+// once more to the output's dtype. NaN gives NaN.
+struct SumInput {
+  const void* data;     // a frame, or `count` values as they are, aligned to their dtype
+  uint64_t available;   // readable bytes
+  bool is_frame;
+};
+
+struct SumOptions {
+  DType in = DType::bf16;   // bf16, f16 or f32
+  DType out = DType::bf16;  // bf16, f16 or f32
+  float scale = 1;
+  float divisor = 1;
+};
+
+// Whether both dtypes are ones that decode_sum() takes.
+bool can_sum(DType in, DType out);
+
+// *bad gets the index of the input that was at fault, -1 if none was.
+Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOptions& options, void* dst, int* bad,
+                  Isa isa = Isa::best);
+
 // Checksum of format/frame.h over `bytes` bytes (a multiple of 4).
 uint64_t payload_checksum(const void* payload, uint64_t bytes);
 
@@ -111,6 +135,10 @@ uint64_t encode_scratch_bytes(const EncodeJob* jobs, int n, const FrameOptions& 
 // not null, also frame_bytes[i] (device memory).
 Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* scratch, uint64_t* frame_bytes,
               void* stream);
+
+// decode_sum() on device memory, n inputs in one launch. device_status: int32 [n].
+Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOptions& options, void* dst,
+                  int32_t* device_status, void* stream);
 
 // Decodes n frames of one dtype. device_status: int32 [n] in device memory (or mapped host memory).
 Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status, void* stream);

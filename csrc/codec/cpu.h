@@ -4,6 +4,7 @@
 // raw_cpu.cpp   Code::raw
 // fast_cpu.cpp  Code::fast above the tile: tables, groups, both layouts
 // fast_scalar.cpp, fast_avx2.cpp   Code::fast inside a tile, once per instruction set
+// sum_cpu.cpp   decode_sum()
 // checksum_cpu.cpp                 payload checksum
 #pragma once
 
@@ -83,6 +84,28 @@ Status encode_fast(const TileKernels& kernels, const uint16_t* src, uint64_t cou
 // `frame_bytes` bytes are readable and at least fast_static_bytes(count, layout).
 Status decode_fast(const TileKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, uint64_t count,
                    FrameLayout layout, uint16_t* dst);
+
+// The same, a group of kGroupValues (fewer in the last one) at a time.
+class FastReader {
+ public:
+  FastReader(const TileKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, uint64_t count,
+             FrameLayout layout);
+  Status next_group(uint16_t* dst);
+  // After the last group: whether the frame ends where it should.
+  bool at_end() const { return pos_ == frame_bytes_; }
+
+ private:
+  const TileKernels& kernels_;
+  const uint8_t* frame_;
+  uint64_t frame_bytes_, count_;
+  FrameLayout layout_;
+  uint64_t pos_;  // of the next group's part
+  uint64_t group_ = 0;
+};
+
+// Checked beginning of decode(): header, size, checksum, and that the frame holds (dtype, count).
+Status open_frame(const void* frame, uint64_t available, DType dtype, uint64_t count, Isa isa, FrameInfo* info);
+const TileKernels& kernels(Isa isa);
 
 // ---- Checksum -------------------------------------------------------------------------------------------------
 

@@ -87,46 +87,61 @@ Status encode_fast(const TileKernels& kernels, const uint16_t* src, uint64_t cou
   return Status::ok;
 }
 
+FastReader::FastReader(const TileKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, uint64_t count,
+                       FrameLayout layout)
+    : kernels_(kernels),
+      frame_(frame),
+      frame_bytes_(frame_bytes),
+      count_(count),
+      layout_(layout),
+      pos_(fast_static_bytes(count, layout)) {}
+
+Status FastReader::next_group(uint16_t* dst) {
+  const bool split = layout_ == FrameLayout::split;
+  const uint64_t parts_begin = fast_static_bytes(count_, layout_);
+  const uint64_t first = group_ * kGroupTiles, end = group_end_tile(count_, group_);
+  if (load<uint64_t>(frame_ + group_table_begin() + 8 * group_) != pos_ - parts_begin) return Status::bad_table;
+  uint64_t units_size = 0, dynamic_size = 0;
+  for (uint64_t t = first; t < end; ++t) {
+    const uint64_t m = values_in_tile(count_, t);
+    const Tile tile = read_tile(frame_, count_, t);
+    if (!valid_tile(tile, m)) return Status::bad_tile;
+    if (!split) units_size += unit_bytes(static_cast<uint32_t>(tile.mode), m);
+    dynamic_size += tile.dynamic;
+  }
+  const uint64_t part = units_size + align_up(dynamic_size);
+  if (frame_bytes_ - pos_ < part) return Status::bad_table;
+
+  const uint8_t* unit = frame_ + pos_;
+  const uint8_t* dynamic = frame_ + pos_ + units_size;
+  uint8_t tail[kGroupValues + kDynamicSlack];
+  if (frame_bytes_ - pos_ - units_size < dynamic_size + kDynamicSlack) {  // too near the end for the kernels' slack
+    std::memcpy(tail, dynamic, dynamic_size);
+    std::memset(tail + dynamic_size, 0, kDynamicSlack);
+    dynamic = tail;
+  }
+  for (uint64_t t = first; t < end; ++t) {
+    const uint64_t m = values_in_tile(count_, t);
+    const Tile tile = read_tile(frame_, count_, t);
+    if (split) unit = frame_ + split_unit_begin(count_, t);
+    if (!kernels_.decode(tile, unit, dynamic, static_cast<uint32_t>(m), dst)) return Status::bad_escapes;
+    unit += unit_bytes(static_cast<uint32_t>(tile.mode), m);
+    dynamic += tile.dynamic;
+    dst += m;
+  }
+  pos_ += part;
+  ++group_;
+  return Status::ok;
+}
+
 Status decode_fast(const TileKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, uint64_t count,
                    FrameLayout layout, uint16_t* dst) {
-  const bool split = layout == FrameLayout::split;
-  const uint64_t parts_begin = fast_static_bytes(count, layout);
-  uint8_t tail[kGroupValues + kDynamicSlack];
-
-  uint64_t pos = parts_begin;
+  FastReader reader(kernels, frame, frame_bytes, count, layout);
   for (uint64_t g = 0; g < group_count(count); ++g) {
-    if (load<uint64_t>(frame + group_table_begin() + 8 * g) != pos - parts_begin) return Status::bad_table;
-    uint64_t units_size = 0, dynamic_size = 0;
-    for (uint64_t t = g * kGroupTiles; t < group_end_tile(count, g); ++t) {
-      const uint64_t m = values_in_tile(count, t);
-      const Tile tile = read_tile(frame, count, t);
-      if (!valid_tile(tile, m)) return Status::bad_tile;
-      if (!split) units_size += unit_bytes(static_cast<uint32_t>(tile.mode), m);
-      dynamic_size += tile.dynamic;
-    }
-    const uint64_t part = units_size + align_up(dynamic_size);
-    if (frame_bytes - pos < part) return Status::bad_table;
-
-    const uint8_t* unit = frame + pos;
-    const uint8_t* dynamic = frame + pos + units_size;
-    if (frame_bytes - pos - units_size < dynamic_size + kDynamicSlack) {  // too near the end for the kernels' slack
-      std::memcpy(tail, dynamic, dynamic_size);
-      std::memset(tail + dynamic_size, 0, kDynamicSlack);
-      dynamic = tail;
-    }
-    for (uint64_t t = g * kGroupTiles; t < group_end_tile(count, g); ++t) {
-      const uint64_t m = values_in_tile(count, t);
-      const Tile tile = read_tile(frame, count, t);
-      if (split) unit = frame + split_unit_begin(count, t);
-      if (!kernels.decode(tile, unit, dynamic, static_cast<uint32_t>(m), dst + t * kTileValues)) {
-        return Status::bad_escapes;
-      }
-      unit += unit_bytes(static_cast<uint32_t>(tile.mode), m);
-      dynamic += tile.dynamic;
-    }
-    pos += part;
+    const Status status = reader.next_group(dst + g * kGroupValues);
+    if (status != Status::ok) return status;
   }
-  return pos == frame_bytes ? Status::ok : Status::bad_table;
+  return reader.at_end() ? Status::ok : Status::bad_table;
 }
 
 }  // namespace cpu

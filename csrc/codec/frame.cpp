@@ -42,14 +42,6 @@ bool valid_size(const FrameInfo& info) {
 
 bool supported(Isa isa) { return isa == Isa::best || isa == Isa::scalar || (isa == Isa::avx2 && cpu::has_avx2()); }
 
-const cpu::TileKernels& kernels(Isa isa) {
-#if defined(__x86_64__)
-  if ((isa == Isa::best ? best_isa() : isa) == Isa::avx2) return cpu::kAvx2Kernels;
-#endif
-  (void)isa;
-  return cpu::kScalarKernels;
-}
-
 uint64_t frame_checksum(const uint8_t* frame, uint64_t frame_bytes, Isa isa) {
   const uint64_t bytes = frame_bytes - kHeaderBytes;
   if (isa == Isa::scalar) return cpu::checksum_scalar(frame + kHeaderBytes, bytes / 4, 0);
@@ -65,6 +57,14 @@ bool cpu::has_avx2() {
 #else
   return false;
 #endif
+}
+
+const cpu::TileKernels& cpu::kernels(Isa isa) {
+#if defined(__x86_64__)
+  if ((isa == Isa::best ? best_isa() : isa) == Isa::avx2) return cpu::kAvx2Kernels;
+#endif
+  (void)isa;
+  return cpu::kScalarKernels;
 }
 
 Isa best_isa() { return cpu::has_avx2() ? Isa::avx2 : Isa::scalar; }
@@ -134,7 +134,7 @@ Status encode(const void* src, uint64_t count, const FrameOptions& options, void
   uint8_t* frame = static_cast<uint8_t*>(dst);
   uint64_t frame_bytes = 0;
   if (effective_code(options) == Code::fast) {
-    const Status status = cpu::encode_fast(kernels(isa), static_cast<const uint16_t*>(src), count, options.layout,
+    const Status status = cpu::encode_fast(cpu::kernels(isa), static_cast<const uint16_t*>(src), count, options.layout,
                                            frame, capacity, &frame_bytes);
     if (status != Status::ok) return status;
   } else {
@@ -148,22 +148,29 @@ Status encode(const void* src, uint64_t count, const FrameOptions& options, void
   return Status::ok;
 }
 
-Status decode(const void* frame, uint64_t available, DType dtype, uint64_t count, void* dst, Isa isa) {
-  FrameInfo info;
-  const Status status = read_header(frame, available, &info);
+Status cpu::open_frame(const void* frame, uint64_t available, DType dtype, uint64_t count, Isa isa, FrameInfo* info) {
+  const Status status = read_header(frame, available, info);
   if (status != Status::ok) return status;
-  if (available < info.frame_bytes) return Status::truncated;
-  if (info.dtype != dtype || info.count != count) return Status::unexpected;
-  if (count != 0 && (dst == nullptr || !aligned(dst, dtype))) return Status::bad_argument;
+  if (available < info->frame_bytes) return Status::truncated;
+  if (info->dtype != dtype || info->count != count) return Status::unexpected;
   if (!supported(isa)) return Status::unsupported;
-
-  const uint8_t* bytes = static_cast<const uint8_t*>(frame);
   // The whole payload before the first value, so that a frame with a checksum never yields wrong data.
-  if (info.checksum && frame_checksum(bytes, info.frame_bytes, isa) != cpu::load<FrameHeader>(frame).checksum) {
+  if (info->checksum && frame_checksum(static_cast<const uint8_t*>(frame), info->frame_bytes, isa) !=
+                            cpu::load<FrameHeader>(frame).checksum) {
     return Status::bad_checksum;
   }
+  return Status::ok;
+}
+
+Status decode(const void* frame, uint64_t available, DType dtype, uint64_t count, void* dst, Isa isa) {
+  if (count != 0 && (dst == nullptr || !aligned(dst, dtype))) return Status::bad_argument;
+  FrameInfo info;
+  const Status status = cpu::open_frame(frame, available, dtype, count, isa, &info);
+  if (status != Status::ok) return status;
+  const uint8_t* bytes = static_cast<const uint8_t*>(frame);
   if (info.code == Code::fast) {
-    return cpu::decode_fast(kernels(isa), bytes, info.frame_bytes, count, info.layout, static_cast<uint16_t*>(dst));
+    return cpu::decode_fast(cpu::kernels(isa), bytes, info.frame_bytes, count, info.layout,
+                            static_cast<uint16_t*>(dst));
   }
   cpu::decode_raw(bytes, info.raw_bytes, dst);
   return Status::ok;

@@ -4,29 +4,18 @@
 
 #include <algorithm>
 
-#include "collectives/error.h"
-
 namespace zipccl {
 
 namespace {
-// Ranks whose sizes cannot be right do not get to drive anybody's memory.
-void check_size(int64_t bytes, const FrameOptions& options, uint64_t count, int rank, const std::string& what) {
-  bool sound = bytes >= static_cast<int64_t>(kHeaderBytes) && bytes % static_cast<int64_t>(kFrameAlign) == 0 &&
-               static_cast<uint64_t>(bytes) <= frame_bound(options, count);
-  if (!sound)
-    throw Error(what + ": rank " + std::to_string(rank) + " announced a frame of " + std::to_string(bytes) +
-                " bytes for " + std::to_string(count) + " values; do all ranks pass the same shapes and options?");
-}
-
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.const_data_ptr() == b.const_data_ptr() && a.is_contiguous() && b.is_contiguous();
 }
 }  // namespace
 
-Traffic all_gather_zip(Engine& engine, const Messages& messages, const std::vector<GatherItem>& items,
-                       const FrameOptions& options, const std::string& what) {
+Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items, const FrameOptions& options) {
   at::NoGradGuard no_grad;
-  const int world = messages.world(), rank = messages.rank();
+  const int world = place.world(), rank = place.rank();
+  Engine& engine = place.engine;
   const int64_t n = static_cast<int64_t>(items.size());
   Traffic traffic;
   Stopwatch watch;
@@ -44,7 +33,7 @@ Traffic all_gather_zip(Engine& engine, const Messages& messages, const std::vect
   traffic.encode = watch.lap();
 
   auto all_sizes = engine.empty(world * n, at::kLong);
-  messages.all_gather(all_sizes, own_sizes);
+  place.messages.all_gather(all_sizes, own_sizes);
   const std::vector<int64_t> sizes = engine.to_host(all_sizes);  // [world][items]
   traffic.sizes = watch.lap();
 
@@ -53,7 +42,7 @@ Traffic all_gather_zip(Engine& engine, const Messages& messages, const std::vect
     int64_t largest = 0;
     for (int r = 0; r < world; ++r) {
       int64_t bytes = sizes[r * n + i];
-      check_size(bytes, options, items[i].outputs[r].numel(), r, what);
+      check_frame_size(bytes, options, items[i].outputs[r].numel(), r, place.what);
       largest = std::max(largest, bytes);
       if (r != rank) traffic.raw_bytes += items[i].outputs[r].nbytes();
     }
@@ -61,7 +50,7 @@ Traffic all_gather_zip(Engine& engine, const Messages& messages, const std::vect
     sends.push_back(slots[i].narrow(0, 0, largest));
     receives.push_back(engine.empty(largest * world, at::kByte));
   }
-  messages.all_gather(receives, sends);
+  place.messages.all_gather(receives, sends);
   traffic.transfer = watch.lap();
 
   std::vector<Decode> jobs;
@@ -79,7 +68,7 @@ Traffic all_gather_zip(Engine& engine, const Messages& messages, const std::vect
       jobs.push_back({receives[i].narrow(0, r * stride, sizes[r * n + i]), out, "rank " + std::to_string(r)});
     }
   }
-  engine.decode(jobs, options.dtype, what);
+  engine.decode(jobs, options.dtype, place.what);
   for (auto& [out, dense] : copies) out.copy_(dense, /*non_blocking=*/true);
   traffic.decode = watch.lap();
   return traffic;

@@ -3,12 +3,10 @@
 
 #include <ATen/ATen.h>
 
-#include <string>
 #include <vector>
 
-#include "collectives/engine.h"
+#include "collectives/place.h"
 #include "collectives/traffic.h"
-#include "transport/messages.h"
 
 namespace zipccl {
 
@@ -20,7 +18,6 @@ struct GatherItem {
 
 // All items must have one dtype that a frame can carry. Inputs and outputs may have any strides; an output may be the
 // input itself (in place). Throws FrameError for a bad frame (CPU), Error when ranks disagree.
-Traffic all_gather_zip(Engine& engine, const Messages& messages, const std::vector<GatherItem>& items,
-                       const FrameOptions& options, const std::string& what);
+Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items, const FrameOptions& options);
 
 }  // namespace zipccl

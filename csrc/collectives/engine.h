@@ -38,6 +38,16 @@ class Engine {
   // is kept on the device for take_statuses().
   virtual void decode(const std::vector<Decode>& jobs, DType dtype, const std::string& what) = 0;
 
+  // dst = decode_sum() of the inputs, in their order. Sources that are frames name who made them; the others are
+  // contiguous tensors of dtype options.in. Errors as for decode().
+  struct Addend {
+    at::Tensor data;
+    bool is_frame;
+    std::string from;
+  };
+  virtual void decode_sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst,
+                          const std::string& what) = 0;
+
   virtual std::vector<int64_t> to_host(const at::Tensor& values) = 0;
 
   // Statuses of decode() calls that are not known yet (CUDA), as a tensor the caller reads when its stream has passed;

@@ -58,6 +58,17 @@ class CpuEngine : public Engine {
     }
   }
 
+  void decode_sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst,
+                  const std::string& what) override {
+    std::vector<SumInput> inputs;
+    for (const Addend& a : addends)
+      inputs.push_back({a.data.const_data_ptr(), static_cast<uint64_t>(a.data.nbytes()), a.is_frame});
+    int bad;
+    Status s = zipccl::decode_sum(inputs.data(), static_cast<int>(inputs.size()), dst.numel(), options,
+                                  dst.mutable_data_ptr(), &bad);
+    if (s != Status::ok) check(s, what + (bad >= 0 ? ": frame from " + addends[bad].from : std::string()));
+  }
+
   std::vector<int64_t> to_host(const at::Tensor& values) override {
     const int64_t* p = values.const_data_ptr<int64_t>();
     return {p, p + values.numel()};

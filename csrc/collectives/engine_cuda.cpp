@@ -46,6 +46,21 @@ class CudaEngine : public Engine {
     statuses_.push_back(statuses);
   }
 
+  void decode_sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst,
+                  const std::string& what) override {
+    std::vector<SumInput> inputs;
+    for (const Addend& a : addends) {
+      inputs.push_back({a.data.const_data_ptr(), static_cast<uint64_t>(a.data.nbytes()), a.is_frame});
+      what_.push_back(what + ": frame from " + a.from);
+    }
+    int n = static_cast<int>(inputs.size());
+    auto statuses = empty(n, at::kInt);
+    check(cuda::decode_sum(inputs.data(), n, dst.numel(), options, dst.mutable_data_ptr(),
+                           statuses.mutable_data_ptr<int32_t>(), stream()),
+          what);
+    statuses_.push_back(statuses);
+  }
+
   // The one host wait of a collective whose sizes depend on the data.
   std::vector<int64_t> to_host(const at::Tensor& values) override {
     auto host = at::empty(values.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));

@@ -15,6 +15,16 @@ struct Traffic {
   double sizes = 0;
   double transfer = 0;
   double decode = 0;
+
+  Traffic& operator+=(const Traffic& o) {
+    raw_bytes += o.raw_bytes;
+    wire_bytes += o.wire_bytes;
+    encode += o.encode;
+    sizes += o.sizes;
+    transfer += o.transfer;
+    decode += o.decode;
+    return *this;
+  }
 };
 
 class Stopwatch {

@@ -1,11 +1,28 @@
-// Time of a collective on one link: T = alpha + bytes / beta, and of a codec: bytes / rate. Pure arithmetic; seconds
-// and bytes throughout. Serves the switcher here and the planner in Python.
+// Time of a collective on one link: T = alpha + bytes / beta, and of a codec: fixed + bytes / rate. Pure arithmetic;
+// seconds and bytes throughout. Serves the switcher here and the planner in Python.
 //
 // Break-even after ZipCCL section 5.3 (G: codec rate both ways, e: compressed over raw size, B: link rate):
-//   all-gather of N shards: zip wins below B* = (1 - e) G / (1 + 1/N).
+//   all-gather of N shards: zip wins below B* = (1 - e) G / (1 + 1/N); all-to-all: below (1 - e) G / 2.
+// The paper counts all N shards on the wire and in the decoder; here a rank's own shard is neither sent nor decoded.
 #pragma once
 
+#include <cstdint>
+
 namespace zipccl {
+
+// Collectives that can be zipped. `bytes` of a call, below: raw bytes of
+//   all_gather      one rank's shard
+//   all_to_all      one rank's whole input (equal splits) or the expected input (uneven ones)
+//   reduce_scatter  one rank's whole input, before any wire dtype
+//   all_reduce      the tensor, before any wire dtype
+//   broadcast, scatter, gather   the tensor one rank gets or gives
+enum class Op : uint8_t { all_gather, all_to_all, reduce_scatter, all_reduce, broadcast, scatter, gather };
+constexpr int kOpCount = 7;
+inline const char* op_name(Op op) {
+  constexpr const char* names[kOpCount] = {"all_gather", "all_to_all", "reduce_scatter", "all_reduce",
+                                           "broadcast",  "scatter",    "gather"};
+  return names[static_cast<int>(op)];
+}
 
 struct LinkModel {
   double alpha = 0;        // seconds before the first byte moves
@@ -18,32 +35,45 @@ struct CodecModel {
   double decode_bytes_per_s = 0;  // raw bytes
 };
 
-inline double transfer_seconds(const LinkModel& link, double bytes) { return link.alpha + bytes / link.bytes_per_s; }
+// What one rank does in a call: bytes it encodes, receives raw, and decodes, and how often a message must be awaited
+// beyond the raw call's once.
+struct Shape {
+  double encoded;
+  double received;
+  double decoded;
+  double extra_alphas;
+};
 
-inline double encode_seconds(const CodecModel& c, double raw_bytes) {
-  return c.fixed + raw_bytes / c.encode_bytes_per_s;
+inline Shape shape_of(Op op, int world, double bytes) {
+  const double n = world, others = (n - 1) / n;
+  switch (op) {
+    case Op::all_gather:
+      return {bytes, (n - 1) * bytes, (n - 1) * bytes, 1};
+    case Op::all_to_all:
+    case Op::reduce_scatter:
+      return {others * bytes, others * bytes, others * bytes, 1};
+    case Op::all_reduce:  // reduce-scatter, then all-gather of the sums
+      return {others * bytes + bytes / n, 2 * others * bytes, 2 * others * bytes, 3};
+    case Op::broadcast:
+      return {bytes, bytes, bytes, 1};
+    case Op::scatter:  // the root encodes for all and sends over one link
+    case Op::gather:
+      return {bytes, (n - 1) * bytes, bytes, 1};
+  }
+  return {0, 0, 0, 0};
 }
 
-inline double decode_seconds(const CodecModel& c, double raw_bytes) {
-  return c.fixed + raw_bytes / c.decode_bytes_per_s;
+inline double raw_seconds(const LinkModel& link, const Shape& s) { return link.alpha + s.received / link.bytes_per_s; }
+
+// `ratio`: wire bytes over raw bytes, a wire dtype's saving included.
+inline double zip_seconds(const LinkModel& link, const CodecModel& codec, const Shape& s, double ratio) {
+  return 2 * codec.fixed + s.encoded / codec.encode_bytes_per_s + s.decoded / codec.decode_bytes_per_s +
+         (1 + s.extra_alphas) * link.alpha + s.received * ratio / link.bytes_per_s;
 }
 
-// Every rank receives the world - 1 other shards.
-inline double all_gather_raw_seconds(const LinkModel& link, int world, double shard_bytes) {
-  return transfer_seconds(link, (world - 1) * shard_bytes);
-}
-
-// Encode the own shard, agree on sizes (one more alpha), move `ratio` of the bytes, decode the others.
-inline double all_gather_zip_seconds(const LinkModel& link, const CodecModel& codec, int world, double shard_bytes,
-                                     double ratio) {
-  return encode_seconds(codec, shard_bytes) + link.alpha + transfer_seconds(link, (world - 1) * shard_bytes * ratio) +
-         decode_seconds(codec, (world - 1) * shard_bytes);
-}
-
-// Link rate below which a zipped all-gather of large shards wins.
-inline double all_gather_break_even(const CodecModel& codec, int world, double ratio) {
-  double n = world;
-  return (1 - ratio) / (1 / (codec.encode_bytes_per_s * (n - 1)) + 1 / codec.decode_bytes_per_s);
+// Link rate below which large zipped calls win.
+inline double break_even(const CodecModel& codec, const Shape& s, double ratio) {
+  return (1 - ratio) * s.received / (s.encoded / codec.encode_bytes_per_s + s.decoded / codec.decode_bytes_per_s);
 }
 
 }  // namespace zipccl

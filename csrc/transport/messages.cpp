@@ -2,6 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <numeric>
+
 namespace zipccl {
 
 namespace {
@@ -29,6 +31,62 @@ void Messages::all_gather(std::vector<at::Tensor> outs, std::vector<at::Tensor> 
   if (outs.size() == 1) return all_gather(outs[0], ins[0]);
   at::NoGradGuard no_grad;
   finish(inner_->allgather_into_tensor_coalesced(outs, ins, blocking<c10d::AllgatherOptions>(timeout_)));
+}
+
+void Messages::all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const {
+  at::NoGradGuard no_grad;
+  const auto options = blocking<c10d::AllToAllOptions>(timeout_);
+  if (!sends[0].is_cpu()) {  // NCCL takes any addresses
+    finish(inner_->alltoall(receives, sends, options));
+    return;
+  }
+  // gloo wants one buffer each way.
+  std::vector<int64_t> send_bytes, receive_bytes;
+  for (const at::Tensor& t : sends) send_bytes.push_back(t.numel());
+  for (const at::Tensor& t : receives) receive_bytes.push_back(t.numel());
+  at::Tensor sent = at::cat(sends);
+  at::Tensor received =
+      at::empty({std::accumulate(receive_bytes.begin(), receive_bytes.end(), int64_t{0})}, sent.options());
+  finish(inner_->alltoall_base(received, sent, receive_bytes, send_bytes, options));
+  int64_t begin = 0;
+  for (at::Tensor& t : receives) {
+    t.copy_(received.narrow(0, begin, t.numel()));
+    begin += t.numel();
+  }
+}
+
+void Messages::all_to_all_words(at::Tensor out, at::Tensor in) const {
+  at::NoGradGuard no_grad;
+  std::vector<int64_t> equal;
+  finish(inner_->alltoall_base(out, in, equal, equal, blocking<c10d::AllToAllOptions>(timeout_)));
+}
+
+void Messages::broadcast(at::Tensor values, int root) const {
+  at::NoGradGuard no_grad;
+  auto options = blocking<c10d::BroadcastOptions>(timeout_);
+  options.rootRank = root;
+  std::vector<at::Tensor> tensors{values};
+  finish(inner_->broadcast(tensors, options));
+}
+
+void Messages::scatter(at::Tensor out, std::vector<at::Tensor> parts, int root) const {
+  at::NoGradGuard no_grad;
+  auto options = blocking<c10d::ScatterOptions>(timeout_);
+  options.rootRank = root;
+  std::vector<at::Tensor> outs{out};
+  std::vector<std::vector<at::Tensor>> ins;
+  if (rank() == root) ins.push_back(std::move(parts));
+  finish(inner_->scatter(outs, ins, options));
+}
+
+void Messages::gather(std::vector<at::Tensor> parts, at::Tensor in, int root) const {
+  at::NoGradGuard no_grad;
+  auto options = blocking<c10d::GatherOptions>(timeout_);
+  options.rootRank = root;
+  std::vector<at::Tensor> ins{in};
+  std::vector<std::vector<at::Tensor>> outs;
+  if (rank() == root) outs.push_back(std::move(parts));
+  finish(inner_->gather(outs, ins, options));
 }
 
 void Messages::all_reduce_max(at::Tensor values) const {

@@ -4,8 +4,9 @@
 // the current stream has been made to wait for them. No gradient graph is recorded.
 #pragma once
 
-#include <chrono>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
 #include <vector>
 
 namespace zipccl {
@@ -22,6 +23,18 @@ class Messages {
   void all_gather(at::Tensor out, at::Tensor in) const;
   // As many all-gathers as tensors, in one inner call.
   void all_gather(std::vector<at::Tensor> outs, std::vector<at::Tensor> ins) const;
+
+  // sends[r] goes to rank r, receives[r] comes from it: uint8, contiguous, any sizes, the own ones empty. Every rank must
+  // call, with nothing to send too.
+  void all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const;
+  // out[world] gets in[world] transposed over ranks. int64.
+  void all_to_all_words(at::Tensor out, at::Tensor in) const;
+
+  void broadcast(at::Tensor values, int root) const;
+  // parts: world tensors of out's size on the root, empty elsewhere.
+  void scatter(at::Tensor out, std::vector<at::Tensor> parts, int root) const;
+  void gather(std::vector<at::Tensor> parts, at::Tensor in, int root) const;
+
   void all_reduce_max(at::Tensor values) const;
 
  private:

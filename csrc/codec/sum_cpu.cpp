@@ -1,0 +1,118 @@
+// decode_sum(): a group of values at a time, so that decoded values and the fp32 sums stay in the cache.
+#include <algorithm>
+#include <vector>
+
+#include "codec/cpu.h"
+#include "format/float16.h"
+
+namespace zipccl {
+namespace {
+
+// One input, a group at a time.
+class Source {
+ public:
+  Source(const cpu::TileKernels& kernels, const SumInput& input, const FrameInfo& info, DType dtype, uint64_t count)
+      : reader_(kernels, static_cast<const uint8_t*>(input.data), info.frame_bytes, count, info.layout),
+        coded_(input.is_frame && info.code == Code::fast),
+        values_(static_cast<const uint8_t*>(input.data) + (input.is_frame ? kHeaderBytes : 0)),
+        group_bytes_(kGroupValues * dtype_bytes(static_cast<uint8_t>(dtype))) {}
+
+  // *values: the next group's, in `room` or in place.
+  Status next(uint16_t* room, const uint8_t** values) {
+    if (!coded_) {
+      *values = values_;
+      values_ += group_bytes_;
+      return Status::ok;
+    }
+    *values = reinterpret_cast<const uint8_t*>(room);
+    return reader_.next_group(room);
+  }
+  bool at_end() const { return !coded_ || reader_.at_end(); }
+
+ private:
+  cpu::FastReader reader_;
+  bool coded_;
+  const uint8_t* values_;
+  uint64_t group_bytes_;
+};
+
+template <typename T, float (*to_float)(T)>
+void add(const uint8_t* values, uint64_t n, float scale, bool first, float* acc) {
+  for (uint64_t i = 0; i < n; ++i) {
+    const float x = to_float(cpu::load<T>(values + i * sizeof(T))) * scale;
+    acc[i] = first ? x : acc[i] + x;
+  }
+}
+
+float same(float f) { return f; }
+
+void add(DType in, const uint8_t* values, uint64_t n, float scale, bool first, float* acc) {
+  if (in == DType::bf16)
+    add<uint16_t, bf16_to_float>(values, n, scale, first, acc);
+  else if (in == DType::f16)
+    add<uint16_t, f16_to_float>(values, n, scale, first, acc);
+  else
+    add<float, same>(values, n, scale, first, acc);
+}
+
+template <typename T, T (*from_float)(float)>
+void write(const float* acc, uint64_t n, float divisor, void* dst) {
+  for (uint64_t i = 0; i < n; ++i) static_cast<T*>(dst)[i] = from_float(acc[i] / divisor);
+}
+
+void write(DType out, const float* acc, uint64_t n, float divisor, uint64_t begin, void* dst) {
+  if (out == DType::bf16)
+    write<uint16_t, float_to_bf16>(acc, n, divisor, static_cast<uint16_t*>(dst) + begin);
+  else if (out == DType::f16)
+    write<uint16_t, float_to_f16>(acc, n, divisor, static_cast<uint16_t*>(dst) + begin);
+  else
+    write<float, same>(acc, n, divisor, static_cast<float*>(dst) + begin);
+}
+
+bool summable(DType d) { return d == DType::bf16 || d == DType::f16 || d == DType::f32; }
+
+}  // namespace
+
+bool can_sum(DType in, DType out) { return summable(in) && summable(out); }
+
+Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOptions& options, void* dst, int* bad,
+                  Isa isa) {
+  if (bad != nullptr) *bad = -1;
+  if (inputs == nullptr || bad == nullptr || n < 1 || count > kMaxCount || (count != 0 && dst == nullptr) ||
+      !can_sum(options.in, options.out))
+    return Status::bad_argument;
+  std::vector<Source> sources;
+  sources.reserve(n);
+  for (int k = 0; k < n; ++k) {
+    *bad = k;
+    FrameInfo info{};
+    if (inputs[k].is_frame) {
+      const Status status = cpu::open_frame(inputs[k].data, inputs[k].available, options.in, count, isa, &info);
+      if (status != Status::ok) return status;
+    } else if (inputs[k].available < count * dtype_bytes(static_cast<uint8_t>(options.in))) {
+      return Status::truncated;
+    }
+    sources.emplace_back(cpu::kernels(isa), inputs[k], info, options.in, count);
+  }
+  std::vector<uint16_t> room(kGroupValues);
+  std::vector<float> acc(kGroupValues);
+  for (uint64_t begin = 0; begin < count; begin += kGroupValues) {
+    const uint64_t m = std::min(kGroupValues, count - begin);
+    for (int k = 0; k < n; ++k) {
+      *bad = k;
+      const uint8_t* values;
+      const Status status = sources[k].next(room.data(), &values);
+      if (status != Status::ok) return status;
+      add(options.in, values, m, options.scale, k == 0, acc.data());
+    }
+    write(options.out, acc.data(), m, options.divisor, begin, dst);
+  }
+  for (int k = 0; k < n; ++k) {
+    *bad = k;
+    if (!sources[k].at_end()) return Status::bad_table;
+  }
+  *bad = -1;
+  return Status::ok;
+}
+
+}  // namespace zipccl

@@ -1,0 +1,36 @@
+// All-to-all of frames (ZipCCL sections 4.2 and 5.1). One message to each rank; both ends know its raw size, so both
+// know whether it is zipped: messages under `pair_min_bytes` travel as they are, in the same exchange.
+//
+//   Design 1   sizes | frames, in the compact layout: exactly the bytes needed, zero rows (constant tiles) cost nothing
+//   Design 2   static parts, whose sizes are known beforehand | dynamic parts, whose sizes the headers in the static
+//              parts tell: most bytes move before anybody has waited for a size
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "collectives/place.h"
+#include "collectives/traffic.h"
+
+namespace zipccl {
+
+enum class Design : uint8_t { one = 1, two = 2 };
+
+struct PairOptions {
+  FrameOptions frame;  // the layout follows from the design
+  Design design = Design::two;
+  uint64_t min_bytes = 0;  // messages with fewer raw bytes are not zipped
+};
+
+// Sends inputs[r] (contiguous) to rank r; nothing moves for the own rank. What rank r sends arrives as a frame of
+// outputs[r].numel() values in the result (undefined where the message is raw or empty), or, raw, in outputs[r]
+// (contiguous) itself. Adds to *traffic.
+std::vector<at::Tensor> exchange(const Place& place, const std::vector<at::Tensor>& inputs,
+                                 const std::vector<at::Tensor>& outputs, const PairOptions& options, Traffic* traffic);
+
+// inputs[r] to rank r, outputs[r] from rank r: any strides, any counts, 0 too; the own input is copied.
+Traffic all_to_all_zip(const Place& place, const std::vector<at::Tensor>& inputs,
+                       const std::vector<at::Tensor>& outputs, const PairOptions& options);
+
+}  // namespace zipccl

@@ -1,0 +1,124 @@
+#include "collectives/broadcast.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+namespace zipccl {
+
+namespace {
+int64_t bound(const FrameOptions& options, const at::Tensor& t) {
+  return static_cast<int64_t>(frame_bound(options, t.numel()));
+}
+
+// Decodes into tensors of any strides.
+void decode_into(const Place& place, const std::vector<Decode>& wanted, const FrameOptions& options) {
+  std::vector<Decode> jobs = wanted;
+  for (Decode& job : jobs)
+    if (!job.dst.is_contiguous()) job.dst = at::empty(job.dst.sizes(), job.dst.options());
+  place.engine.decode(jobs, options.dtype, place.what);
+  for (size_t i = 0; i < jobs.size(); ++i)
+    if (!jobs[i].dst.is_same(wanted[i].dst)) wanted[i].dst.copy_(jobs[i].dst, /*non_blocking=*/true);
+}
+}  // namespace
+
+Traffic broadcast_zip(const Place& place, at::Tensor tensor, int root, const FrameOptions& options) {
+  at::NoGradGuard no_grad;
+  Engine& engine = place.engine;
+  const bool sender = place.rank() == root;
+  Traffic traffic;
+  Stopwatch watch;
+  at::Tensor slot = engine.empty(bound(options, tensor), at::kByte), size = engine.empty(1, at::kLong);
+  if (sender) engine.encode({tensor.contiguous()}, options, {slot}, size);
+  traffic.encode = watch.lap();
+  place.messages.broadcast(size, root);
+  const int64_t bytes = engine.to_host(size)[0];
+  check_frame_size(bytes, options, tensor.numel(), root, place.what);
+  traffic.sizes = watch.lap();
+  at::Tensor frame = slot.narrow(0, 0, bytes);
+  place.messages.broadcast(frame, root);
+  traffic.transfer = watch.lap();
+  if (!sender) {
+    traffic.raw_bytes = tensor.nbytes();
+    traffic.wire_bytes = static_cast<uint64_t>(bytes);
+    decode_into(place, {{frame, tensor, "rank " + std::to_string(root)}}, options);
+  }
+  traffic.decode = watch.lap();
+  return traffic;
+}
+
+Traffic scatter_zip(const Place& place, at::Tensor output, const std::vector<at::Tensor>& inputs, int root,
+                    const FrameOptions& options) {
+  at::NoGradGuard no_grad;
+  Engine& engine = place.engine;
+  const int world = place.world(), rank = place.rank();
+  Traffic traffic;
+  Stopwatch watch;
+  at::Tensor sizes = engine.empty(world, at::kLong);
+  std::vector<at::Tensor> slots;
+  if (rank == root) {
+    std::vector<at::Tensor> src;
+    for (const at::Tensor& t : inputs) {
+      src.push_back(t.contiguous());
+      slots.push_back(engine.empty(bound(options, t), at::kByte));
+    }
+    engine.encode(src, options, slots, sizes);
+  }
+  traffic.encode = watch.lap();
+  place.messages.broadcast(sizes, root);
+  const std::vector<int64_t> bytes = engine.to_host(sizes);
+  for (int64_t b : bytes) check_frame_size(b, options, output.numel(), root, place.what);
+  traffic.sizes = watch.lap();
+  const int64_t largest = *std::max_element(bytes.begin(), bytes.end());
+  for (at::Tensor& slot : slots) slot = slot.narrow(0, 0, largest);
+  at::Tensor frame = engine.empty(largest, at::kByte);
+  place.messages.scatter(frame, slots, root);
+  traffic.transfer = watch.lap();
+  if (rank == root) {
+    output.copy_(inputs[rank], /*non_blocking=*/true);
+  } else {
+    traffic.raw_bytes = output.nbytes();
+    traffic.wire_bytes = static_cast<uint64_t>(largest);
+    decode_into(place, {{frame.narrow(0, 0, bytes[rank]), output, "rank " + std::to_string(root)}}, options);
+  }
+  traffic.decode = watch.lap();
+  return traffic;
+}
+
+Traffic gather_zip(const Place& place, const std::vector<at::Tensor>& outputs, at::Tensor input, int root,
+                   const FrameOptions& options) {
+  at::NoGradGuard no_grad;
+  Engine& engine = place.engine;
+  const int world = place.world(), rank = place.rank();
+  Traffic traffic;
+  Stopwatch watch;
+  at::Tensor slot = engine.empty(bound(options, input), at::kByte), size = engine.empty(1, at::kLong);
+  engine.encode({input.contiguous()}, options, {slot}, size);
+  traffic.encode = watch.lap();
+  at::Tensor sizes = engine.empty(world, at::kLong);
+  place.messages.all_gather(sizes, size);  // all pad to the largest, so all must know it
+  const std::vector<int64_t> bytes = engine.to_host(sizes);
+  for (int r = 0; r < world; ++r) check_frame_size(bytes[r], options, input.numel(), r, place.what);
+  traffic.sizes = watch.lap();
+  const int64_t largest = *std::max_element(bytes.begin(), bytes.end());
+  std::vector<at::Tensor> frames;
+  if (rank == root)
+    for (int r = 0; r < world; ++r) frames.push_back(engine.empty(largest, at::kByte));
+  place.messages.gather(frames, slot.narrow(0, 0, largest), root);
+  traffic.transfer = watch.lap();
+  if (rank == root) {
+    std::vector<Decode> jobs;
+    for (int r = 0; r < world; ++r) {
+      if (r == rank) continue;
+      jobs.push_back({frames[r].narrow(0, 0, bytes[r]), outputs[r], "rank " + std::to_string(r)});
+      traffic.raw_bytes += outputs[r].nbytes();
+      traffic.wire_bytes += static_cast<uint64_t>(largest);
+    }
+    decode_into(place, jobs, options);
+    outputs[rank].copy_(input, /*non_blocking=*/true);
+  }
+  traffic.decode = watch.lap();
+  return traffic;
+}
+
+}  // namespace zipccl

@@ -1,0 +1,17 @@
+#include "collectives/place.h"
+
+#include "collectives/error.h"
+
+namespace zipccl {
+
+void check_frame_size(int64_t bytes, const FrameOptions& options, uint64_t count, int rank, const std::string& what) {
+  bool sound = bytes >= static_cast<int64_t>(kHeaderBytes) && bytes % static_cast<int64_t>(kFrameAlign) == 0 &&
+               static_cast<uint64_t>(bytes) <= frame_bound(options, count);
+  if (!sound)
+    throw Error(what + ": rank " + std::to_string(rank) + " announced a frame of " + std::to_string(bytes) +
+                " bytes for " + std::to_string(count) + " values; do all ranks pass the same shapes and options?");
+}
+
+at::Tensor as_bytes(const at::Tensor& t) { return t.view({-1}).view(at::kByte); }
+
+}  // namespace zipccl
