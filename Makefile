@@ -5,16 +5,18 @@ TORCH ?= torch==2.11.0
 CUDA_ARCH ?= sm_90
 ARGS ?=
 LINK ?=
+FUZZ_SECONDS ?= 60
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench build lint format cuda sanitize clean
+.PHONY: help demo test bench build lint format cuda sanitize fuzz clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
 CXX_FILES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 BUILD_FILES = setup.py $(shell find csrc -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
+SANITIZE := -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -Icsrc
 BUILT := python/zipccl/_build_info.py
 
 help:  ## this list
@@ -50,6 +52,16 @@ cuda:  ## compile the CUDA sources of the layers without torch, by nvcc alone
 	  echo "nvcc $(CUDA_ARCH) $$f"; \
 	  nvcc -c -std=c++17 -O3 -arch=$(CUDA_ARCH) -DZIPCCL_WITH_CUDA -Icsrc -o build/cuda.o $$f; \
 	done
+
+sanitize:  ## feed broken frames to the CPU decoder under AddressSanitizer and UndefinedBehaviorSanitizer
+	mkdir -p build
+	$(CXX) $(SANITIZE) -o build/fuzz_decode tests/fuzz/fuzz_decode.cpp csrc/codec/*.cpp
+	build/fuzz_decode
+
+fuzz:  ## the same, guided by coverage, for FUZZ_SECONDS (clang's libFuzzer)
+	mkdir -p build
+	clang++ $(SANITIZE) -fsanitize=fuzzer -DZIPCCL_LIBFUZZER -o build/fuzz_guided tests/fuzz/fuzz_decode.cpp csrc/codec/*.cpp
+	build/fuzz_guided -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/
 
 clean:  ## remove what was built; .venv stays
 	rm -rf build dist python/zipccl.egg-info python/zipccl/*.so $(BUILT) .pytest_cache .ruff_cache .hypothesis
