@@ -1,11 +1,12 @@
 """A second implementation of docs/format.md in numpy, written from that page alone.
 
-It shares nothing with the C++ and CUDA codecs, so that a mistake in one shows as a difference. Section numbers are those
-of the page. Values go in and come out as bytes: numpy has no bfloat16.
+It shares nothing with the C++ and CUDA codecs, so that a mistake in one shows as a difference. Section numbers are
+those of the page. Values go in and come out as bytes: numpy has no bfloat16.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 
 import numpy as np
@@ -118,6 +119,7 @@ class Geometry:
         return align16(self.tables_end + units + self.count + 2 + 16 * self.groups)
 
 
+@functools.cache
 def plane_order(m: int) -> list[tuple[int, int, int]]:
     """(word, bit, value) of a tile's m values, in plane order."""
     places = [(i // 8 % 32, 8 * (i // 256) + i % 8, i) for i in range(m)]
