@@ -85,9 +85,10 @@ $(VENV)/.zipccl-lint: $(VENV)/.zipccl-venv requirements/lint.txt
 	$(PY) tools/setup_env.py install requirements/lint.txt clang-format ruff
 	touch $@
 
-# Written by setup.py after a successful build. The sed shortens ninja's lines to "[3/9] csrc/codec/frame.cpp".
+# Written by setup.py after a successful build. The sed shortens commands to "[3/9] csrc/codec/frame.cpp" and "link".
 $(BUILT): $(VENV)/.zipccl-torch $(BUILD_FILES)
-	$(PY) -W ignore setup.py build_ext --inplace 2>&1 | sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c $(CURDIR)/([^ ]+) .*|\1 \2|'
+	$(PY) -W ignore setup.py build_ext --inplace 2>&1 | \
+	  sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c $(CURDIR)/([^ ]+) .*|\1 \2|; s|^[^ ]+ .*-shared .* -o ([^ ]+)|link \1|'
 
 $(VENV)/.zipccl-editable: pyproject.toml $(VENV)/.zipccl-torch | $(BUILT)
 	$(PY) -m pip install --quiet --no-build-isolation --no-deps -e .
