@@ -5,16 +5,18 @@ TORCH ?= torch==2.11.0
 CUDA_ARCH ?= sm_90
 ARGS ?=
 LINK ?=
+FUZZ_SECONDS ?= 60
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench build lint format cuda sanitize clean
+.PHONY: help demo test bench build lint format cuda sanitize fuzz clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
 CXX_FILES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 BUILD_FILES = setup.py $(shell find csrc -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
+SANITIZE := -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -Icsrc
 BUILT := python/zipccl/_build_info.py
 
 help:  ## this list
@@ -51,6 +53,16 @@ cuda:  ## compile the CUDA sources of the layers without torch, by nvcc alone
 	  nvcc -c -std=c++17 -O3 -arch=$(CUDA_ARCH) -DZIPCCL_WITH_CUDA -Icsrc -o build/cuda.o $$f; \
 	done
 
+sanitize:  ## feed broken frames to the CPU decoder under AddressSanitizer and UndefinedBehaviorSanitizer
+	mkdir -p build
+	$(CXX) $(SANITIZE) -o build/fuzz_decode tests/fuzz/fuzz_decode.cpp csrc/codec/*.cpp
+	build/fuzz_decode
+
+fuzz:  ## the same, guided by coverage, for FUZZ_SECONDS (clang's libFuzzer)
+	mkdir -p build
+	clang++ $(SANITIZE) -fsanitize=fuzzer -DZIPCCL_LIBFUZZER -o build/fuzz_guided tests/fuzz/fuzz_decode.cpp csrc/codec/*.cpp
+	build/fuzz_guided -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/
+
 clean:  ## remove what was built; .venv stays
 	rm -rf build dist python/zipccl.egg-info python/zipccl/*.so $(BUILT) .pytest_cache .ruff_cache .hypothesis
 
@@ -73,9 +85,10 @@ $(VENV)/.zipccl-lint: $(VENV)/.zipccl-venv requirements/lint.txt
 	$(PY) tools/setup_env.py install requirements/lint.txt clang-format ruff
 	touch $@
 
-# Written by setup.py after a successful build. The sed shortens ninja's lines to "[3/9] csrc/codec/frame.cpp".
+# Written by setup.py after a successful build. The sed shortens commands to "[3/9] csrc/codec/frame.cpp" and "link".
 $(BUILT): $(VENV)/.zipccl-torch $(BUILD_FILES)
-	$(PY) -W ignore setup.py build_ext --inplace 2>&1 | sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c $(CURDIR)/([^ ]+) .*|\1 \2|'
+	$(PY) -W ignore setup.py build_ext --inplace 2>&1 | \
+	  sed -uE 's|^(\[[0-9]+/[0-9]+\]).* -c $(CURDIR)/([^ ]+) .*|\1 \2|; s|^[^ ]+ .*-shared .* -o ([^ ]+)|link \1|'
 
 $(VENV)/.zipccl-editable: pyproject.toml $(VENV)/.zipccl-torch | $(BUILT)
 	$(PY) -m pip install --quiet --no-build-isolation --no-deps -e .

@@ -33,7 +33,7 @@ BYTES_PER_JOB = 4 << 30  # one compiler over torch's headers stays below this
 # (macro, header under torch's include directory, regular expression): defined when the expression is found.
 C10D_BACKEND = "torch/csrc/distributed/c10d/Backend.hpp"
 TORCH_FEATURES = [
-    ("ZIPCCL_TORCH_HAS_SUSPEND", C10D_BACKEND, r"virtual\s[^;{]*\bsuspend\("),
+    ("ZIPCCL_TORCH_HAS_SET_GROUP_UID", C10D_BACKEND, r"virtual\s[^;{]*\bsetGroupUid\("),  # not virtual in 2.9
 ]
 
 

@@ -101,8 +101,9 @@ FrameHeader make_header(const FrameOptions& options, uint64_t count, uint64_t fr
 }
 
 Status read_header(const void* frame, uint64_t available, FrameInfo* info) {
-  if (frame == nullptr || info == nullptr) return Status::bad_argument;
-  if (available < kHeaderBytes) return Status::truncated;
+  if (info == nullptr) return Status::bad_argument;
+  if (available < kHeaderBytes) return Status::truncated;  // null too: that is where an empty buffer may lie
+  if (frame == nullptr) return Status::bad_argument;
   const FrameHeader h = cpu::load<FrameHeader>(frame);
   if (h.magic != kFrameMagic) return Status::bad_magic;
   if (h.version != kFrameVersion) return Status::bad_version;  // before the check: other versions may check otherwise

@@ -1,0 +1,205 @@
+"""How long collectives take raw and zipped, side by side in the same processes.
+
+    python benchmarks/collectives.py                                     2 ranks on this machine
+    python benchmarks/collectives.py --link 1gbit                        over a link of that rate (root, iproute2)
+    python benchmarks/collectives.py --ranks 4 --ranks-per-gpu 4         4 ranks on one GPU, over sockets
+    torchrun --nproc-per-node 8 benchmarks/collectives.py                one rank per GPU
+
+Three groups of the same ranks take turns: raw (plain gloo or NCCL), zip (zipccl, every call compressed) and auto
+(zipccl's defaults). A time is the slowest rank's, median over the rounds. Before every timed batch the output is
+overwritten; after it every value is compared, as integers, with what the collective must give: `mismatches` counts
+those that differ, over all ranks and all three groups.
+
+raw/zip, raw/auto  how many times faster than raw
+busbw              bytes that must cross into a rank per second, as nccl-tests defines it, counted raw
+wire/raw           bytes zipccl received over bytes it would have received raw
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import harness  # first: it makes the demo's helpers importable
+import launch
+import machine
+import torch
+import torch.distributed as dist
+import zipccl
+from all_gather import AllGather
+from netns import LinkError, ShapedLink
+
+COLLECTIVES = {c.name: c for c in (AllGather,)}
+
+ROUND_SECONDS = 0.005  # small calls are repeated back to back until a batch lasts about this long
+SIZE_SECONDS = 3.0  # about how long one size is measured
+TIMEOUT = timedelta(seconds=120)
+
+
+# ---- A rank ---------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    def __init__(self, device: str):
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.device = torch.device("cpu")
+        if device == "cuda":
+            self.device = torch.device("cuda", int(os.environ["LOCAL_GPU"]))
+            torch.cuda.set_device(self.device)
+        dist.init_process_group("gloo", timeout=TIMEOUT)  # for what the benchmark itself must agree on
+        self.raw = dist.new_group(backend=launch.inner_name(device), timeout=TIMEOUT)
+
+    def zipccl_groups(self, collective: str) -> dict[str, dist.ProcessGroup]:
+        forced = zipccl.Options(**{collective: "zip"}, min_bytes=0)
+        return {
+            "raw": self.raw,
+            "zip": dist.new_group(backend="zipccl", pg_options=forced, timeout=TIMEOUT),
+            "auto": dist.new_group(backend="zipccl", timeout=TIMEOUT),
+        }
+
+    def slowest(self, seconds: float) -> float:
+        t = torch.tensor([seconds], dtype=torch.float64)
+        dist.all_reduce(t, op=dist.ReduceOp.MAX)
+        return t.item()
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def batch(self, collective: harness.Collective, group: dist.ProcessGroup, calls: int) -> float:
+        """Seconds per call on the slowest rank, of `calls` calls that all ranks start together."""
+        collective.output.view(torch.int16).fill_(0x5A5A)
+        self.synchronize()
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(calls):
+            collective.run(group)
+        self.synchronize()
+        return self.slowest((time.perf_counter() - start) / calls)
+
+    def measure(self, collective: harness.Collective, groups: dict[str, dist.ProcessGroup]) -> dict:
+        expected = collective.expected().to(self.device)
+        first = max(min(self.batch(collective, group, 1) for _ in range(2)) for group in groups.values())
+        calls = max(1, min(50, int(ROUND_SECONDS / first)))
+        rounds = max(5, min(40, int(SIZE_SECONDS / (first * calls * len(groups)))))
+        for name in ("zip", "auto"):
+            zipccl.stats(groups[name]).reset()
+        times: dict[str, list[float]] = {name: [] for name in groups}
+        wrong = 0
+        for _ in range(rounds):
+            for name, group in groups.items():
+                times[name].append(self.batch(collective, group, calls))
+                wrong += harness.mismatches(collective.output, expected)
+        wrong_everywhere = torch.tensor([wrong])
+        dist.all_reduce(wrong_everywhere)
+
+        seconds = {name: statistics.median(t) for name, t in times.items()}
+        moved = {name: zipccl.stats(groups[name]).get(collective.name, {}) for name in ("zip", "auto")}
+        bus = collective.bus_bytes()
+        return {
+            "bytes": collective.nbytes,
+            "calls": calls * rounds,
+            **{f"{name}_ms": 1e3 * t for name, t in seconds.items()},
+            "speedup_zip": seconds["raw"] / seconds["zip"],
+            "speedup_auto": seconds["raw"] / seconds["auto"],
+            "busbw_raw": bus / seconds["raw"] / 1e9,
+            "busbw_zip": bus / seconds["zip"] / 1e9,
+            "wire_over_raw": moved["zip"]["wire_bytes"] / moved["zip"]["raw_bytes"],
+            "auto": "zip" if moved["auto"].get("zipped_calls", 0) else "raw",
+            "mismatches": int(wrong_everywhere.item()),
+        }
+
+
+def rank_work(args: argparse.Namespace, sizes: list[int]) -> None:
+    torch.set_num_threads(1)
+    bench = Bench(args.device)
+    values = harness.Values(args.tensor)
+    for name in args.collectives:
+        groups = bench.zipccl_groups(name)
+        for nbytes in sizes:
+            collective = COLLECTIVES[name](nbytes, values, bench.rank, bench.world, bench.device)
+            launch.tell({"collective": name} | bench.measure(collective, groups))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# ---- The parent -----------------------------------------------------------------------------------------------
+
+COLUMNS = [
+    ("bytes", "size", "size"),
+    ("raw_ms", "raw ms", ".3f"),
+    ("zip_ms", "zip ms", ".3f"),
+    ("auto_ms", "auto ms", ".3f"),
+    ("speedup_zip", "raw/zip", ".2f"),
+    ("speedup_auto", "raw/auto", ".2f"),
+    ("busbw_raw", "busbw raw GB/s", ".3f"),
+    ("busbw_zip", "busbw zip GB/s", ".3f"),
+    ("wire_over_raw", "wire/raw", ".3f"),
+    ("auto", "auto is", "s"),
+    ("mismatches", "mismatches", "d"),
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    launch.add_arguments(parser)
+    harness.add_size_arguments(parser, "64K", "64M")
+    harness.add_data_argument(parser)
+    parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=list(COLLECTIVES))
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)  # set in the processes it starts
+    args = parser.parse_args()
+    sizes = harness.sweep(args, parser)
+    if args.worker:
+        launch.rank_main(lambda: rank_work(args, sizes))
+    launch.resolve(args, parser)
+    launch.exit_cleanly_on_sigterm()
+
+    tables: dict[str, harness.Table] = {}
+
+    def show(rank: int, row: dict) -> None:
+        if rank != 0:
+            return
+        name = row.pop("collective")
+        if name not in tables:
+            tables[name] = harness.Table(COLUMNS)
+            print(f"\n{name}, size: bytes {COLLECTIVES[name].size_is}", flush=True)
+            tables[name].head()
+        tables[name].add(row)
+
+    worker = [__file__, "--worker", "--device", args.device, "--collectives", *args.collectives]
+    worker += ["--min-bytes", str(args.min_bytes), "--max-bytes", str(args.max_bytes), "--factor", str(args.factor)]
+    worker += ["--tensor", str(args.tensor)] if args.tensor else []
+    values = args.tensor.name if args.tensor else "synthetic"
+    try:
+        with ShapedLink(args.link) if args.link else contextlib.nullcontext() as link:
+            cluster = launch.Cluster(args.ranks, args.device, args.ranks_per_gpu, link)
+            if cluster.prints:
+                over = f", joined by a {args.link} link" if args.link else ""
+                print(f"zipccl {zipccl.__version__}, {cluster.world} ranks, {args.device}{over}; values: {values}")
+            launch.run(worker, cluster, show)
+    except (LinkError, launch.RankDied) as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+    if not cluster.prints:
+        return 0
+    facts = machine.describe(args.device) | {"what": "collectives", "ranks": args.ranks, "link": args.link}
+    facts |= {"ranks_per_gpu": args.ranks_per_gpu, "inner": launch.inner_name(args.device), "values": values}
+    harness.write_json(args.json, facts | {"collectives": {name: table.rows for name, table in tables.items()}})
+    wrong = sum(row["mismatches"] for table in tables.values() for row in table.rows)
+    if wrong:
+        print(f"{wrong} values were not what the collective must give", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

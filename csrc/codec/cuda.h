@@ -1,0 +1,74 @@
+// Internals of the CUDA codec, shared by its .cu files and by nobody else. The interface is codec.h.
+//
+// cuda_codec.cu      arguments, scratch, batches of jobs
+// fast_encode.cu, fast_decode.cu   Code::fast
+// raw_cuda.cu        Code::raw
+// checksum_cuda.cu   payload checksum; header check ahead of every decode
+// cuda_device.cuh    device functions they share
+//
+// Jobs travel by value in kernel parameters, so a call copies nothing to the device and can be captured in a graph. A
+// launch takes up to kJobsPerLaunch of them; job i owns blocks [first_block[i], first_block[i + 1]).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "codec/codec.h"
+
+namespace zipccl {
+namespace cuda {
+
+constexpr int kJobsPerLaunch = 64;
+constexpr uint64_t kRawBlockBytes = 64 << 10;  // bytes of a tensor that one block of a raw kernel copies
+
+struct EncodeLaunch {
+  FrameHeader header;     // what the frames have in common: all but count, frame_bytes, checksum, header_check
+  uint64_t* frame_bytes;  // per job; may be null
+  uint64_t* checksums;    // Checksum [n], cleared; null without checksum
+  uint64_t* ticket;       // fast: cleared; hands out block numbers
+  uint64_t* states;       // fast: one per block, cleared; see exclusive_prefix() in fast_encode.cu
+  int n;
+  uint64_t first_block[kJobsPerLaunch + 1];
+  EncodeJob job[kJobsPerLaunch];
+};
+
+struct DecodeLaunch {
+  uint8_t dtype;
+  int32_t* status;  // per job
+  int n;
+  uint64_t first_block[kJobsPerLaunch + 1];
+  DecodeJob job[kJobsPerLaunch];
+};
+
+static_assert(sizeof(EncodeLaunch) <= 4096 && sizeof(DecodeLaunch) <= 4096, "kernel parameters end at 4 KiB");
+
+// 64-bit words of EncodeLaunch::checksums per job: the sum, and how many blocks have added to it.
+constexpr uint64_t kChecksumWords = 2;
+
+// Each returns the launch's error. Jobs of a launch have at least one block in all unless stated otherwise.
+cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream);
+cudaError_t launch_raw_encode(const EncodeLaunch& launch, cudaStream_t stream);
+// Adds the checksum to frames that are complete but for it.
+cudaError_t launch_add_checksum(const EncodeLaunch& launch, uint64_t most_frame_bytes, cudaStream_t stream);
+
+// Sets status of every job: ok, or what is wrong with the header or the checksum. Needs no blocks in first_block.
+cudaError_t launch_check_frames(const DecodeLaunch& launch, cudaStream_t stream);
+// Decode the jobs whose header is in order; bf16, and any other dtype. Errors go to status.
+cudaError_t launch_fast_decode(const DecodeLaunch& launch, cudaStream_t stream);
+cudaError_t launch_raw_decode(const DecodeLaunch& launch, cudaStream_t stream);
+
+// Blocks of a job, for first_block. A job without values still needs one block to be encoded: it has a header.
+inline uint64_t at_least_one(uint64_t n) { return n == 0 ? 1 : n; }
+inline uint64_t fast_encode_blocks(uint64_t count) { return at_least_one(group_count(count)); }
+inline uint64_t fast_decode_blocks(uint64_t count) { return group_count(count); }
+inline uint64_t raw_encode_blocks(uint64_t bytes) { return at_least_one(ceil_div(bytes, kRawBlockBytes)); }
+inline uint64_t raw_decode_blocks(uint64_t bytes) { return ceil_div(bytes, kRawBlockBytes); }
+
+// Multiprocessors of the current device.
+inline cudaError_t processor_count(int* n) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  return error != cudaSuccess ? error : cudaDeviceGetAttribute(n, cudaDevAttrMultiProcessorCount, device);
+}
+
+}  // namespace cuda
+}  // namespace zipccl

@@ -1,0 +1,178 @@
+// Device functions shared by the kernels of the CUDA codec.
+#pragma once
+
+#include "codec/cuda.h"
+
+namespace zipccl {
+namespace cuda {
+
+constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
+constexpr int kWarpSize = 32;
+
+// Bits of a where mask is set, of b elsewhere: one instruction.
+__device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
+  return (a & mask) | (b & ~mask);
+}
+
+__device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t v, int lane) {
+#pragma unroll
+  for (int d = 1; d < kWarpSize; d *= 2) {
+    const uint32_t below = __shfl_up_sync(kFullWarp, v, d);
+    if (lane >= d) v += below;
+  }
+  return v;
+}
+
+__device__ __forceinline__ uint64_t warp_sum(uint64_t v) {
+#pragma unroll
+  for (int d = kWarpSize / 2; d > 0; d /= 2) v += __shfl_xor_sync(kFullWarp, v, d);
+  return v;
+}
+
+__device__ __forceinline__ uint32_t warp_sum(uint32_t v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(kFullWarp, v);
+#else
+#pragma unroll
+  for (int d = kWarpSize / 2; d > 0; d /= 2) v += __shfl_xor_sync(kFullWarp, v, d);
+  return v;
+#endif
+}
+
+__device__ __forceinline__ bool is_aligned(const void* p, uint64_t a) {
+  return reinterpret_cast<uintptr_t>(p) % a == 0;
+}
+
+// The job that owns a block: the last one whose first block is not behind it. Jobs without blocks own none.
+template <typename Launch>
+__device__ __forceinline__ int find_job(const Launch& launch, uint64_t block) {
+  int lo = 0, hi = launch.n;
+  while (hi - lo > 1) {
+    const int mid = (lo + hi) / 2;
+    if (launch.first_block[mid] <= block) {
+      lo = mid;
+    } else {
+      hi = mid;
+    }
+  }
+  return lo;
+}
+
+// Bits of a lane's 32 values that lie below m: 4 runs of 8 values, 256 apart (tile.h, plane order).
+__device__ __forceinline__ uint32_t valid_values(uint32_t m, int lane) {
+  uint32_t valid = 0;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int left = static_cast<int>(m) - 256 * k - 8 * lane;
+    const uint32_t n = left < 0 ? 0 : (left > 8 ? 8 : left);
+    valid |= ((1u << n) - 1u) << (8 * k);
+  }
+  return valid;
+}
+
+// ---- Copies by a whole block ----------------------------------------------------------------------------------
+
+template <typename T>
+__device__ void block_copy_as(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+  T* d = reinterpret_cast<T*>(dst);
+  const T* s = reinterpret_cast<const T*>(src);
+  const uint64_t n = bytes / sizeof(T);
+  constexpr int kUnroll = 4;
+  uint64_t i = threadIdx.x;
+  for (; i + (kUnroll - 1) * blockDim.x < n; i += kUnroll * blockDim.x) {
+    T v[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) v[u] = s[i + u * blockDim.x];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) d[i + u * blockDim.x] = v[u];
+  }
+  for (; i < n; i += blockDim.x) d[i] = s[i];
+  const uint64_t done = n * sizeof(T);
+  for (uint64_t b = done + threadIdx.x; b < bytes; b += blockDim.x) dst[b] = src[b];
+}
+
+// By the widest access that both addresses allow.
+__device__ inline void block_copy(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src);
+  if (bits % 16 == 0) {
+    block_copy_as<uint4>(dst, src, bytes);
+  } else if (bits % 8 == 0) {
+    block_copy_as<uint2>(dst, src, bytes);
+  } else if (bits % 4 == 0) {
+    block_copy_as<uint32_t>(dst, src, bytes);
+  } else if (bits % 2 == 0) {
+    block_copy_as<uint16_t>(dst, src, bytes);
+  } else {
+    block_copy_as<uint8_t>(dst, src, bytes);
+  }
+}
+
+// ---- Header ---------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint64_t raw_frame_bytes(uint8_t dtype, uint64_t count) {
+  return align_up(kHeaderBytes + count * dtype_bytes(dtype));
+}
+
+// Frames are 16-byte aligned.
+__device__ __forceinline__ FrameHeader load_header(const void* frame) {
+  uint4 words[4];
+  const uint4* from = reinterpret_cast<const uint4*>(frame);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = from[i];
+  FrameHeader h;
+  memcpy(&h, words, kHeaderBytes);
+  return h;
+}
+
+// header_check() reads the header as 32-bit words; an array of them keeps that within the aliasing rules.
+__device__ __forceinline__ uint32_t check_of(const FrameHeader& h) {
+  alignas(FrameHeader) uint32_t words[kHeaderBytes / 4];
+  memcpy(words, &h, kHeaderBytes);
+  return header_check(*reinterpret_cast<const FrameHeader*>(words));
+}
+
+__device__ __forceinline__ void write_header(FrameHeader h, uint64_t count, uint64_t frame_bytes, uint64_t checksum,
+                                             void* frame) {
+  h.count = count;
+  h.frame_bytes = frame_bytes;
+  h.checksum = checksum;
+  h.header_check = check_of(h);
+  uint4 words[4];
+  memcpy(words, &h, kHeaderBytes);
+  uint4* to = reinterpret_cast<uint4*>(frame);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = words[i];
+}
+
+// The checks of read_header() and decode() in frame.cpp, in their order.
+__device__ inline Status check_header(const FrameHeader& h, uint64_t available, uint8_t dtype, uint64_t count) {
+  if (h.magic != kFrameMagic) return Status::bad_magic;
+  if (h.version != kFrameVersion) return Status::bad_version;
+  if (h.header_check != check_of(h)) return Status::bad_header;
+  if (dtype_bytes(h.dtype) == 0 || h.code >= kCodeCount || h.count > kMaxCount) return Status::bad_header;
+  uint32_t reserved = 0;
+#pragma unroll
+  for (int i = 0; i < 28; ++i) reserved |= h.reserved[i];
+  if ((h.flags & ~kKnownFlags) != 0 || reserved != 0) return Status::bad_header;
+  if (!(h.flags & kFlagChecksum) && h.checksum != 0) return Status::bad_header;
+  if (h.frame_bytes % kFrameAlign != 0) return Status::bad_header;
+  if (h.code == static_cast<uint8_t>(Code::raw)) {
+    if (h.frame_bytes != raw_frame_bytes(h.dtype, h.count)) return Status::bad_header;
+  } else {
+    const FrameLayout layout = h.flags & kFlagSplit ? FrameLayout::split : FrameLayout::compact;
+    if (h.dtype != static_cast<uint8_t>(DType::bf16)) return Status::bad_header;
+    if (h.frame_bytes < fast_static_bytes(h.count, layout)) return Status::bad_header;
+    if (h.frame_bytes > fast_bound(h.count, layout)) return Status::bad_header;
+  }
+  if (available < h.frame_bytes) return Status::truncated;
+  if (h.dtype != dtype || h.count != count) return Status::unexpected;
+  return Status::ok;
+}
+
+// The first error of a job stays.
+__device__ __forceinline__ void report(int32_t* status, Status s) {
+  atomicCAS(status, static_cast<int32_t>(Status::ok), static_cast<int32_t>(s));
+}
+
+}  // namespace cuda
+}  // namespace zipccl

@@ -1,0 +1,489 @@
+// The CUDA codec against the CPU codec: same bytes both ways, and corrupt frames refused. Needs a GPU, no torch.
+// tests/cuda/run.sh builds and runs it; with --quick it keeps to sizes that suit compute-sanitizer.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codec/codec.h"
+
+namespace {
+
+using zipccl::Code;
+using zipccl::DecodeJob;
+using zipccl::DType;
+using zipccl::EncodeJob;
+using zipccl::FrameHeader;
+using zipccl::FrameLayout;
+using zipccl::FrameOptions;
+using zipccl::Status;
+using Bytes = std::vector<uint8_t>;
+
+int checks = 0, failures = 0;
+
+void check(bool good, const std::string& what) {
+  ++checks;
+  if (good) return;
+  if (++failures <= 20) std::printf("FAILED: %s\n", what.c_str());
+}
+
+void cuda_check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::printf("FAILED: %s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+#define CUDA(call) cuda_check(call, #call)
+
+// ---- Memory ---------------------------------------------------------------------------------------------------
+
+constexpr uint8_t kCanary = 0xA5;
+constexpr size_t kGuard = 256;
+
+// Device memory of exactly the size asked for, so that compute-sanitizer sees every byte beyond it, or, guarded, with
+// canaries on both sides. `shift` bytes off the alignment of cudaMalloc.
+class Device {
+ public:
+  explicit Device(size_t bytes, size_t shift = 0, bool guarded = false)
+      : bytes_(bytes), before_(shift + (guarded ? kGuard : 0)), total_(before_ + bytes + (guarded ? kGuard : 0)) {
+    CUDA(cudaMalloc(&base_, std::max<size_t>(total_, 1)));
+    CUDA(cudaMemset(base_, kCanary, std::max<size_t>(total_, 1)));
+  }
+  explicit Device(const Bytes& from, size_t shift = 0) : Device(from.size(), shift) { set(from); }
+  Device(const Device&) = delete;
+  Device(Device&& other) noexcept
+      : base_(other.base_), bytes_(other.bytes_), before_(other.before_), total_(other.total_) {
+    other.base_ = nullptr;
+  }
+  ~Device() { cudaFree(base_); }
+
+  uint8_t* get() const { return base_ + before_; }
+  void set(const Bytes& from) { CUDA(cudaMemcpy(get(), from.data(), from.size(), cudaMemcpyHostToDevice)); }
+  Bytes bytes(size_t n) const {
+    Bytes to(n);
+    CUDA(cudaMemcpy(to.data(), get(), n, cudaMemcpyDeviceToHost));
+    return to;
+  }
+  Bytes bytes() const { return bytes(bytes_); }
+  bool guards_intact() const {
+    Bytes all(total_);
+    CUDA(cudaMemcpy(all.data(), base_, total_, cudaMemcpyDeviceToHost));
+    const auto intact = [](uint8_t b) { return b == kCanary; };
+    return std::all_of(all.begin(), all.begin() + before_, intact) &&
+           std::all_of(all.begin() + before_ + bytes_, all.end(), intact);
+  }
+
+ private:
+  uint8_t* base_ = nullptr;
+  size_t bytes_, before_, total_;
+};
+
+// ---- Data -----------------------------------------------------------------------------------------------------
+
+std::mt19937_64 random_bits(20240607);
+
+uint16_t bf16_of(float f) {
+  uint32_t u;
+  std::memcpy(&u, &f, sizeof(u));
+  return static_cast<uint16_t>(u >> 16);
+}
+
+using Values = std::vector<uint16_t>;
+
+Values normal_values(size_t n, float scale) {
+  std::normal_distribution<float> normal(0, scale);
+  Values v(n);
+  for (auto& x : v) x = bf16_of(normal(random_bits));
+  return v;
+}
+
+// One tile after another of every kind, so that units and dynamic bytes of all sizes meet in a group.
+Values mixed_values(size_t n) {
+  Values v = normal_values(n, 1e-2f);
+  for (size_t begin = 0; begin < n; begin += zipccl::kTileValues) {
+    const size_t end = std::min<size_t>(n, begin + zipccl::kTileValues);
+    const uint64_t kind = random_bits() % 6;
+    const uint64_t one_in = 1 + random_bits() % 8;  // around one in 1.6 a window stops paying
+    const uint16_t constant = static_cast<uint16_t>(random_bits());
+    for (size_t i = begin; i < end; ++i) {
+      if (kind == 0) v[i] = constant;
+      if (kind == 1) v[i] = static_cast<uint16_t>(random_bits());
+      if (kind == 2 && random_bits() % one_in == 0) v[i] = static_cast<uint16_t>(random_bits());
+      if (kind == 3 && random_bits() % 8 < 5) v[i] = static_cast<uint16_t>(random_bits());
+    }
+    if (kind == 4) v[begin + random_bits() % (end - begin)] ^= 1;  // all but constant, when the rest is
+  }
+  return v;
+}
+
+// Exponents at both ends of the range, where the candidate windows coincide.
+Values extreme_values(size_t n) {
+  Values v(n);
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t tile = static_cast<uint32_t>(i / zipccl::kTileValues);
+    const uint32_t near = tile % 2 ? 255 - tile / 2 % 12 : tile / 2 % 12;
+    const uint32_t e = (near + random_bits() % 6) % 256;
+    v[i] = static_cast<uint16_t>((random_bits() & 0x807F) | e << 7);
+  }
+  return v;
+}
+
+Values almost_constant_values(size_t n) {
+  Values v(n, 0x7FC1);  // a NaN with a payload
+  for (size_t begin = 0; begin < n; begin += 2 * zipccl::kTileValues) {
+    const size_t end = std::min<size_t>(n, begin + zipccl::kTileValues);
+    v[begin + random_bits() % (end - begin)] = 0x8000;
+  }
+  return v;
+}
+
+struct Pattern {
+  const char* name;
+  Values (*make)(size_t);
+};
+const Pattern kPatterns[] = {
+    {"normal", [](size_t n) { return normal_values(n, 2e-3f); }},
+    {"random bits",
+     [](size_t n) {
+       Values v(n);
+       for (auto& x : v) x = static_cast<uint16_t>(random_bits());
+       return v;
+     }},
+    {"every pattern",
+     [](size_t n) {
+       Values v(n);
+       for (size_t i = 0; i < n; ++i) v[i] = static_cast<uint16_t>(i);
+       return v;
+     }},
+    {"zeros", [](size_t n) { return Values(n, 0); }},
+    {"almost constant", almost_constant_values},
+    {"mixed", mixed_values},
+    {"extreme", extreme_values},
+};
+
+Bytes bytes_of(const Values& v) {
+  Bytes b(2 * v.size());
+  std::memcpy(b.data(), v.data(), b.size());
+  return b;
+}
+
+Bytes random_bytes(size_t n) {
+  Bytes b(n);
+  for (auto& x : b) x = static_cast<uint8_t>(random_bits());
+  return b;
+}
+
+// ---- The two codecs -------------------------------------------------------------------------------------------
+
+uint64_t value_bytes(DType dtype) { return zipccl::dtype_bytes(static_cast<uint8_t>(dtype)); }
+
+Bytes cpu_encode(const Bytes& src, const FrameOptions& options) {
+  const uint64_t count = src.size() / value_bytes(options.dtype);
+  Bytes frame(zipccl::frame_bound(options, count));
+  uint64_t written = 0;
+  const Status s = zipccl::encode(src.data(), count, options, frame.data(), frame.size(), &written);
+  check(s == Status::ok, "CPU encode");
+  frame.resize(written);
+  return frame;
+}
+
+Status cpu_decode(const Bytes& frame, DType dtype, uint64_t count, Bytes* dst) {
+  dst->assign(count * value_bytes(dtype), 0);
+  return zipccl::decode(frame.data(), frame.size(), dtype, count, dst->data());
+}
+
+// Frames of several tensors by one CUDA call.
+std::vector<Bytes> cuda_encode(const std::vector<Bytes>& tensors, const FrameOptions& options, size_t shift,
+                               const std::string& what) {
+  std::vector<Device> src, dst;
+  std::vector<EncodeJob> jobs;
+  for (const Bytes& t : tensors) {
+    const uint64_t count = t.size() / value_bytes(options.dtype);
+    src.emplace_back(t, shift);
+    dst.emplace_back(zipccl::frame_bound(options, count), 0, true);
+    jobs.push_back({src.back().get(), count, dst.back().get()});
+  }
+  const int n = static_cast<int>(jobs.size());
+  Device scratch(zipccl::cuda::encode_scratch_bytes(jobs.data(), n, options));
+  Device sizes(sizeof(uint64_t) * n);
+  uint64_t* device_sizes = reinterpret_cast<uint64_t*>(sizes.get());
+  const Status s = zipccl::cuda::encode(jobs.data(), n, options, scratch.get(), device_sizes, nullptr);
+  check(s == Status::ok, what + ": CUDA encode: " + zipccl::status_text(s));
+  CUDA(cudaDeviceSynchronize());
+
+  const Bytes size_bytes = sizes.bytes();
+  std::vector<Bytes> frames;
+  for (int i = 0; i < n; ++i) {
+    uint64_t size;
+    std::memcpy(&size, size_bytes.data() + sizeof(size) * i, sizeof(size));
+    const uint64_t bound = zipccl::frame_bound(options, jobs[i].count);
+    check(size <= bound, what + ": frame size");
+    check(dst[i].guards_intact(), what + ": encode wrote beside its frame");
+    frames.push_back(dst[i].bytes(std::min(size, bound)));
+  }
+  return frames;
+}
+
+struct Decoded {
+  Status status;
+  Bytes values;
+};
+
+// Decodes several frames by one CUDA call.
+std::vector<Decoded> cuda_decode(const std::vector<Bytes>& frames, const std::vector<uint64_t>& counts, DType dtype,
+                                 size_t shift, const std::string& what) {
+  std::vector<Device> src, dst;
+  std::vector<DecodeJob> jobs;
+  for (size_t i = 0; i < frames.size(); ++i) {
+    src.emplace_back(frames[i]);
+    dst.emplace_back(counts[i] * value_bytes(dtype), shift, true);
+    jobs.push_back({src.back().get(), frames[i].size(), dst.back().get(), counts[i]});
+  }
+  const int n = static_cast<int>(jobs.size());
+  Device status(sizeof(int32_t) * n);
+  const Status s = zipccl::cuda::decode(jobs.data(), n, dtype, reinterpret_cast<int32_t*>(status.get()), nullptr);
+  check(s == Status::ok, what + ": CUDA decode: " + zipccl::status_text(s));
+  CUDA(cudaDeviceSynchronize());
+
+  const Bytes status_bytes = status.bytes();
+  std::vector<Decoded> decoded;
+  for (int i = 0; i < n; ++i) {
+    int32_t code;
+    std::memcpy(&code, status_bytes.data() + sizeof(code) * i, sizeof(code));
+    check(dst[i].guards_intact(), what + ": decode wrote beside its output");
+    decoded.push_back({static_cast<Status>(code), dst[i].bytes()});
+  }
+  return decoded;
+}
+
+void check_equal(const std::vector<Bytes>& tensors, const FrameOptions& options, size_t shift,
+                 const std::string& what) {
+  std::vector<Bytes> expected;
+  std::vector<uint64_t> counts;
+  for (const Bytes& t : tensors) {
+    expected.push_back(cpu_encode(t, options));
+    counts.push_back(t.size() / value_bytes(options.dtype));
+  }
+  const auto frames = cuda_encode(tensors, options, shift, what);
+  const auto decoded = cuda_decode(expected, counts, options.dtype, shift, what);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string job = what + ", job " + std::to_string(i) + ", count " + std::to_string(counts[i]);
+    if (frames[i] != expected[i]) {
+      size_t at = 0;
+      while (at < std::min(frames[i].size(), expected[i].size()) && frames[i][at] == expected[i][at]) ++at;
+      check(false, job + ": CPU and CUDA frames differ from byte " + std::to_string(at) + " on; sizes " +
+                       std::to_string(expected[i].size()) + " and " + std::to_string(frames[i].size()));
+    } else {
+      check(true, job);
+    }
+    check(decoded[i].status == Status::ok, job + ": status " + zipccl::status_text(decoded[i].status));
+    check(decoded[i].values == tensors[i], job + ": decoded values differ");
+  }
+}
+
+// ---- Tests ----------------------------------------------------------------------------------------------------
+
+std::string describe(const char* pattern, const FrameOptions& o, size_t shift) {
+  return std::string(pattern) + (o.layout == FrameLayout::split ? ", split" : ", compact") +
+         (o.code == Code::raw ? ", raw" : "") + (o.checksum ? ", checksum" : "") + ", shifted by " +
+         std::to_string(shift);
+}
+
+void test_fast(bool quick) {
+  std::vector<size_t> sizes = {1, 2, 7, 8, 9, 15, 16, 17, 255, 257, 385, 400, 1023, 1024, 1025, 2047, 32768, 33000};
+  if (!quick) sizes.insert(sizes.end(), {32767, 32769, 65536 + 5, 1000003, 6000001});
+  for (const Pattern& p : kPatterns) {
+    for (size_t n : sizes) {
+      const Bytes tensor = bytes_of(p.make(n));
+      for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+        for (size_t shift : {0, 2}) {
+          const bool checksum = shift == 0;
+          const FrameOptions options = {DType::bf16, Code::fast, layout, checksum};
+          check_equal({tensor}, options, shift, describe(p.name, options, shift));
+        }
+      }
+    }
+  }
+}
+
+void test_batches(bool quick) {
+  for (bool checksum : {false, true}) {
+    for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+      std::vector<Bytes> tensors;
+      for (int i = 0; i < (quick ? 70 : 150); ++i) {  // more than one launch
+        const size_t most = i % 7 == 0 ? (quick ? 40000 : 200000) : 3000;
+        const size_t n = i % 5 == 0 ? 0 : random_bits() % most;
+        tensors.push_back(bytes_of(kPatterns[i % 7].make(n)));
+      }
+      const FrameOptions options = {DType::bf16, Code::fast, layout, checksum};
+      check_equal(tensors, options, 0, describe("batch", options, 0));
+    }
+  }
+  check_equal({{}, {}, {}}, {DType::bf16, Code::fast, FrameLayout::compact, true}, 0, "nothing but empty tensors");
+}
+
+void test_raw() {
+  for (int d = 0; d < zipccl::kDTypeCount; ++d) {
+    const DType dtype = static_cast<DType>(d);
+    const uint64_t size = value_bytes(dtype);
+    std::vector<Bytes> tensors;
+    for (size_t n : {0, 1, 3, 17, 1000, 70001}) tensors.push_back(random_bytes(n * size));
+    for (size_t shift : {uint64_t{0}, size}) {
+      const FrameOptions options = {dtype, Code::raw, FrameLayout::compact, d % 2 == 0};
+      check_equal(tensors, options, shift, describe(("dtype " + std::to_string(d)).c_str(), options, shift));
+    }
+  }
+}
+
+void seal(Bytes* frame) {
+  alignas(FrameHeader) uint32_t words[zipccl::kHeaderBytes / 4];
+  std::memcpy(words, frame->data(), sizeof(words));
+  words[15] = zipccl::header_check(*reinterpret_cast<const FrameHeader*>(words));
+  std::memcpy(frame->data(), words, sizeof(words));
+}
+
+void flip_bit(Bytes* frame, size_t begin, size_t end) {
+  const size_t bit = 8 * begin + random_bits() % (8 * (end - begin));
+  (*frame)[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
+}
+
+// The CUDA decoder must refuse what the CPU decoder refuses, take what it takes, and then give the same values.
+void check_same_outcome(const std::vector<Bytes>& frames, uint64_t count, DType dtype, bool same_status,
+                        const std::string& what) {
+  const auto decoded = cuda_decode(frames, std::vector<uint64_t>(frames.size(), count), dtype, 0, what);
+  for (size_t i = 0; i < frames.size(); ++i) {
+    Bytes expected;
+    const Status s = cpu_decode(frames[i], dtype, count, &expected);
+    const std::string job = what + " " + std::to_string(i) + ": CPU: " + zipccl::status_text(s) +
+                            ", CUDA: " + zipccl::status_text(decoded[i].status);
+    check(same_status ? decoded[i].status == s : (decoded[i].status == Status::ok) == (s == Status::ok), job);
+    if (s == Status::ok) check(decoded[i].values == expected, job + ": values differ");
+    if (same_status && s == Status::unexpected) {
+      check(std::all_of(decoded[i].values.begin(), decoded[i].values.end(), [](uint8_t b) { return b == kCanary; }),
+            job + ": output touched");
+    }
+  }
+}
+
+void test_corrupt(bool quick) {
+  const int tries = quick ? 40 : 400;
+  for (bool checksum : {false, true}) {
+    for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+      const FrameOptions options = {DType::bf16, Code::fast, layout, checksum};
+      const std::string name = describe("corrupt", options, 0);
+      const uint64_t count = 70000;  // three groups, the last of them and its last tile not full
+      const Bytes frame = cpu_encode(bytes_of(mixed_values(count)), options);
+      const size_t tables = zipccl::tables_end(count);
+
+      std::vector<Bytes> header, sealed, table, payload, garbage, shorter;
+      for (int i = 0; i < tries; ++i) {
+        header.push_back(frame);
+        flip_bit(&header.back(), 0, zipccl::kHeaderBytes);
+        sealed.push_back(frame);
+        flip_bit(&sealed.back(), i % 2 ? 4 : 0, i % 2 ? 32 : 60);
+        seal(&sealed.back());
+        table.push_back(frame);
+        flip_bit(&table.back(), zipccl::kHeaderBytes, tables);
+        payload.push_back(frame);
+        flip_bit(&payload.back(), tables, frame.size());
+        garbage.push_back(frame);
+        for (size_t b = zipccl::kHeaderBytes + random_bits() % (frame.size() - zipccl::kHeaderBytes); b < frame.size();
+             ++b) {
+          garbage.back()[b] = static_cast<uint8_t>(random_bits());
+        }
+        const size_t keep = i < 100 ? i + 1 : random_bits() % frame.size();
+        shorter.emplace_back(frame.begin(), frame.begin() + keep);
+      }
+      check_same_outcome(header, count, DType::bf16, true, name + ": header");
+      check_same_outcome(sealed, count, DType::bf16, false, name + ": sealed header");
+      check_same_outcome(table, count, DType::bf16, checksum, name + ": tables");
+      check_same_outcome(payload, count, DType::bf16, checksum, name + ": payload");
+      check_same_outcome(garbage, count, DType::bf16, checksum, name + ": garbage");
+      check_same_outcome(shorter, count, DType::bf16, true, name + ": truncated");
+      check_same_outcome({frame}, count + 1, DType::bf16, true, name + ": other count");
+      check_same_outcome({frame}, count, DType::f16, true, name + ": other dtype");
+    }
+  }
+  const FrameOptions raw = {DType::f32, Code::raw, FrameLayout::compact, true};
+  const Bytes frame = cpu_encode(random_bytes(40000), raw);
+  std::vector<Bytes> frames;
+  for (int i = 0; i < tries; ++i) {
+    frames.push_back(frame);
+    flip_bit(&frames.back(), 0, frame.size());
+    if (i % 2) seal(&frames.back());
+  }
+  check_same_outcome(frames, 10000, DType::f32, true, "corrupt raw frame");
+}
+
+// A graph replays both calls with other input, and needs no host.
+void test_graph() {
+  const uint64_t count = 100000;
+  const FrameOptions options = {DType::bf16, Code::fast, FrameLayout::compact, true};
+  Device src(2 * count), frame(zipccl::frame_bound(options, count)), dst(2 * count), status(sizeof(int32_t));
+  const EncodeJob encode = {src.get(), count, frame.get()};
+  Device scratch(zipccl::cuda::encode_scratch_bytes(&encode, 1, options));
+  const DecodeJob decode = {frame.get(), zipccl::frame_bound(options, count), dst.get(), count};
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  check(zipccl::cuda::encode(&encode, 1, options, scratch.get(), nullptr, stream) == Status::ok, "captured encode");
+  check(zipccl::cuda::decode(&decode, 1, DType::bf16, reinterpret_cast<int32_t*>(status.get()), stream) == Status::ok,
+        "captured decode");
+  CUDA(cudaStreamEndCapture(stream, &graph));
+  CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  for (int i = 0; i < 3; ++i) {
+    const Bytes tensor = bytes_of(mixed_values(count));
+    src.set(tensor);
+    CUDA(cudaGraphLaunch(exec, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    check(status.bytes() == Bytes(sizeof(int32_t), 0), "graph: status");
+    check(dst.bytes() == tensor, "graph: values");
+  }
+  CUDA(cudaGraphExecDestroy(exec));
+  CUDA(cudaGraphDestroy(graph));
+  CUDA(cudaStreamDestroy(stream));
+}
+
+void test_arguments() {
+  Device memory(4096);
+  const FrameOptions options;
+  int32_t* status = reinterpret_cast<int32_t*>(memory.get());
+  const auto encode = [&](EncodeJob job, FrameOptions o, void* scratch) {
+    return zipccl::cuda::encode(&job, 1, o, scratch, nullptr, nullptr);
+  };
+  const auto decode = [&](DecodeJob job) { return zipccl::cuda::decode(&job, 1, DType::bf16, status, nullptr); };
+  uint8_t* p = memory.get();
+  FrameOptions unknown = options;
+  unknown.dtype = static_cast<DType>(99);
+  check(encode({p, 1, p + 8}, options, p) == Status::bad_argument, "misaligned frame to encode");
+  check(encode({p + 1, 1, p}, options, p) == Status::bad_argument, "misaligned values to encode");
+  check(encode({nullptr, 1, p}, options, p) == Status::bad_argument, "no values to encode");
+  check(encode({p, 1, p}, options, nullptr) == Status::bad_argument, "no scratch");
+  check(encode({p, zipccl::kMaxCount + 1, p}, options, p) == Status::bad_argument, "count over the limit");
+  check(encode({p, 1, p}, unknown, p) == Status::bad_argument, "unknown dtype");
+  check(decode({p + 8, 64, p, 1}) == Status::bad_argument, "misaligned frame to decode");
+  check(decode({p, 64, p + 1, 1}) == Status::bad_argument, "misaligned values to decode");
+  check(decode({p, 64, nullptr, 1}) == Status::bad_argument, "no place for the values");
+  check(zipccl::cuda::encode(nullptr, 0, options, nullptr, nullptr, nullptr) == Status::ok, "no jobs");
+  check(zipccl::cuda::decode(nullptr, 0, DType::bf16, nullptr, nullptr) == Status::ok, "no jobs");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool quick = argc > 1 && std::strcmp(argv[1], "--quick") == 0;
+  test_arguments();
+  test_fast(quick);
+  test_batches(quick);
+  test_raw();
+  test_corrupt(quick);
+  test_graph();
+  std::printf("codec_cuda_test: %d checks, %d failures\n", checks, failures);
+  return failures != 0;
+}

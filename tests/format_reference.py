@@ -1,0 +1,298 @@
+"""A second implementation of docs/format.md in numpy, written from that page alone.
+
+It shares nothing with the C++ and CUDA codecs, so that a mistake in one shows as a difference. Section numbers are
+those of the page. Values go in and come out as bytes: numpy has no bfloat16.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+
+import numpy as np
+
+MAGIC = 0x4C43505A
+VERSION = 1
+HEADER_BYTES = 64
+RAW, FAST = 0, 1
+CHECKSUM, SPLIT = 1, 2  # flags
+WINDOW, CONSTANT, RAW_TILE = 0, 1, 2  # tile modes
+TILE, GROUP = 1024, 32768
+PLANES_BYTES = 384
+BFLOAT16 = 11
+MAX_COUNT = 1 << 56
+
+# Section 1.1: name -> (number, size)
+DTYPES = {
+    "uint8": (0, 1),
+    "int8": (1, 1),
+    "int16": (2, 2),
+    "int32": (3, 4),
+    "int64": (4, 8),
+    "float16": (5, 2),
+    "float32": (6, 4),
+    "float64": (7, 8),
+    "complex64": (8, 8),
+    "complex128": (9, 16),
+    "bool": (10, 1),
+    "bfloat16": (11, 2),
+    "float8_e4m3fn": (12, 1),
+    "float8_e5m2": (13, 1),
+    "float8_e4m3fnuz": (14, 1),
+    "float8_e5m2fnuz": (15, 1),
+    "uint16": (16, 2),
+    "uint32": (17, 4),
+    "uint64": (18, 8),
+    "float8_e8m0fnu": (19, 1),
+    "complex32": (20, 4),
+}
+SIZES = dict(DTYPES.values())
+
+
+class FormatError(Exception):
+    """The frame breaks a rule of section 5."""
+
+
+def align16(n: int) -> int:
+    return -(-n // 16) * 16
+
+
+def pad16(data: bytes) -> bytes:
+    return data + bytes(align16(len(data)) - len(data))
+
+
+def require(condition: bool, what: str) -> None:
+    if not condition:
+        raise FormatError(what)
+
+
+# ---- Section 1: checks ----------------------------------------------------------------------------------------------
+
+
+def header_check(header60: bytes) -> int:
+    x = 0x9E3779B9
+    for (word,) in struct.iter_unpack("<I", header60):
+        x ^= word
+        x = ((x << 13) | (x >> 19)) & 0xFFFFFFFF
+        x = x * 0x85EBCA6B & 0xFFFFFFFF
+    return x
+
+
+def checksum(payload: bytes) -> int:
+    words = np.frombuffer(payload, "<u4").astype(np.uint64)
+    index = np.arange(len(words), dtype=np.uint64)
+    low32 = np.uint64(0xFFFFFFFF)
+    key = ((index & low32) * np.uint64(0x9E3779B1) + (index >> np.uint64(32)) * np.uint64(0x85EBCA77)) & low32
+    key ^= key >> np.uint64(15)
+    key = key * np.uint64(0x2C1B3C6D) & low32 | np.uint64(1)
+    return int((words * key).sum(dtype=np.uint64))
+
+
+def make_header(dtype: int, code: int, flags: int, count: int, frame_bytes: int, check: int) -> bytes:
+    first60 = struct.pack("<IBBBBQQQ28x", MAGIC, VERSION, dtype, code, flags, count, frame_bytes, check)
+    return first60 + struct.pack("<I", header_check(first60))
+
+
+# ---- Section 3: where things are ------------------------------------------------------------------------------------
+
+
+class Geometry:
+    """Sections 3.1, 3.2 and 3.4: what follows from the count alone."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self.tiles = -(-count // TILE)
+        self.groups = -(-count // GROUP)
+        self.word_begin = HEADER_BYTES + align16(8 * self.groups)
+        self.base_begin = self.word_begin + align16(2 * self.tiles)
+        self.tables_end = self.base_begin + align16(self.tiles)
+        self.units_capacity = sum(align16(self.m(t)) + PLANES_BYTES for t in range(self.tiles))
+
+    def m(self, t: int) -> int:
+        return TILE if t < self.tiles - 1 else self.count - TILE * (self.tiles - 1)
+
+    def group(self, g: int) -> range:
+        return range(32 * g, min(32 * g + 32, self.tiles))
+
+    def limit(self, split: bool) -> int:
+        units = self.units_capacity if split else self.count + (16 if self.count % TILE else 0)
+        return align16(self.tables_end + units + self.count + 2 + 16 * self.groups)
+
+
+@functools.cache
+def plane_order(m: int) -> list[tuple[int, int, int]]:
+    """(word, bit, value) of a tile's m values, in plane order."""
+    places = [(i // 8 % 32, 8 * (i // 256) + i % 8, i) for i in range(m)]
+    return sorted(places)
+
+
+# ---- Encoder --------------------------------------------------------------------------------------------------------
+
+
+def sign_mantissa(values: np.ndarray) -> np.ndarray:
+    return (values >> 15 << 7 | values & 0x7F).astype(np.uint8)
+
+
+def exponents(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.int64) >> 7 & 0xFF
+
+
+def choose_base(e: np.ndarray) -> int:
+    """Section 4, step 2."""
+    sample = e[np.arange(len(e)) % 8 < 2]
+    z, s = int((sample != 0).sum()), int(sample.sum())
+    mean = (s + z // 2) // z if z else 0
+    candidates = [min(max(mean - 4 + k, 0), 249) for k in range(3)]
+    inside = [int(((sample >= base) & (sample < base + 7)).sum()) for base in candidates]
+    return candidates[inside.index(max(inside))]
+
+
+def encode_tile(values: np.ndarray) -> tuple[int, int, bytes, bytes]:
+    """(mode, base, unit, dynamic bytes) of one tile: section 3.3 with the choices of section 4."""
+    m = len(values)
+    if (values == values[0]).all():
+        return CONSTANT, 0, b"", values[:1].tobytes()
+    e = exponents(values)
+    base = choose_base(e)
+    codes = np.where((e >= base) & (e < base + 7), e - base + 1, 0)
+    unit = pad16(sign_mantissa(values).tobytes())
+    if 384 + int((codes == 0).sum()) >= m:
+        return RAW_TILE, 0, unit, e.astype(np.uint8).tobytes()
+    planes = [[0] * 32 for _ in range(3)]
+    escapes = bytearray()
+    for word, bit, i in plane_order(m):
+        for k in range(3):
+            planes[k][word] |= (int(codes[i]) >> k & 1) << bit
+        if codes[i] == 0:
+            escapes.append(int(e[i]))
+    return WINDOW, base, unit + b"".join(struct.pack("<32I", *plane) for plane in planes), bytes(escapes)
+
+
+def assemble_fast(count: int, tiles: list[tuple[int, int, bytes, bytes]], split: bool) -> bytes:
+    """Everything behind the header, for tiles as encode_tile() makes them."""
+    geometry = Geometry(count)
+    parts, offsets, position = [], [], 0
+    for g in range(geometry.groups):
+        group = [tiles[t] for t in geometry.group(g)]
+        units = b"" if split else b"".join(unit for _, _, unit, _ in group)
+        parts.append(units + pad16(b"".join(dynamic for *_, dynamic in group)))
+        offsets.append(position)
+        position += len(parts[-1])
+    words = [len(dynamic) | mode << 12 for mode, _, _, dynamic in tiles]
+    tables = (
+        pad16(struct.pack(f"<{len(offsets)}Q", *offsets))
+        + pad16(struct.pack(f"<{len(words)}H", *words))
+        + pad16(bytes(base for _, base, _, _ in tiles))
+    )
+    slots = b""
+    if split:
+        slots = b"".join(
+            unit + bytes(align16(geometry.m(t)) + PLANES_BYTES - len(unit)) for t, (_, _, unit, _) in enumerate(tiles)
+        )
+    return tables + slots + b"".join(parts)
+
+
+def seal(dtype: int, code: int, flags: int, count: int, payload: bytes) -> bytes:
+    """Puts a header in front of a payload."""
+    check = checksum(payload) if flags & CHECKSUM else 0
+    return make_header(dtype, code, flags, count, HEADER_BYTES + len(payload), check) + payload
+
+
+def encode(data: bytes, dtype: int = BFLOAT16, code: int = FAST, split: bool = False, check: bool = True) -> bytes:
+    """The frame zipccl makes of the values whose bytes are `data`."""
+    count = len(data) // SIZES[dtype]
+    flags = CHECKSUM * check | SPLIT * split
+    if code == RAW or dtype != BFLOAT16:
+        return seal(dtype, RAW, flags, count, pad16(data))
+    values = np.frombuffer(data, "<u2")
+    tiles = [encode_tile(values[t : t + TILE]) for t in range(0, count, TILE)]
+    return seal(dtype, FAST, flags, count, assemble_fast(count, tiles, split))
+
+
+# ---- Decoder --------------------------------------------------------------------------------------------------------
+
+
+def decode_window(unit: bytes, dynamic: bytes, base: int, m: int) -> np.ndarray:
+    """Exponents of a window tile."""
+    planes = [struct.unpack_from("<32I", unit, align16(m) + 128 * k) for k in range(3)]
+    e = np.zeros(m, np.uint16)
+    escapes = iter(dynamic)
+    used = 0
+    for word, bit, i in plane_order(m):
+        code = sum((planes[k][word] >> bit & 1) << k for k in range(3))
+        if code:
+            e[i] = base + code - 1
+        else:
+            used += 1
+            require(used <= len(dynamic), "more escape codes than dynamic bytes")
+            e[i] = next(escapes)
+    require(used == len(dynamic), "fewer escape codes than dynamic bytes")
+    return e
+
+
+def decode_tile(mode: int, base: int, unit: bytes, dynamic: bytes, m: int) -> np.ndarray:
+    if mode == CONSTANT:
+        return np.repeat(np.frombuffer(dynamic, "<u2"), m)
+    e = np.frombuffer(dynamic, np.uint8) if mode == RAW_TILE else decode_window(unit, dynamic, base, m)
+    sm = np.frombuffer(unit[:m], np.uint8).astype(np.uint16)
+    return sm >> 7 << 15 | e.astype(np.uint16) << 7 | sm & 0x7F
+
+
+def decode_fast(frame: bytes, count: int, split: bool) -> bytes:
+    geometry = Geometry(count)
+    require(len(frame) >= geometry.tables_end + split * geometry.units_capacity, "smaller than its static part")
+    require(len(frame) <= geometry.limit(split), "larger than its count allows")
+    parts_begin = geometry.tables_end + split * geometry.units_capacity
+    position = parts_begin
+    values = []
+    for g in range(geometry.groups):
+        (offset,) = struct.unpack_from("<Q", frame, HEADER_BYTES + 8 * g)
+        require(offset == position - parts_begin, "group offset")
+        entries = []
+        for t in geometry.group(g):
+            (word,) = struct.unpack_from("<H", frame, geometry.word_begin + 2 * t)
+            mode, d, base, m = word >> 12, word & 0xFFF, frame[geometry.base_begin + t], geometry.m(t)
+            require(mode in (WINDOW, CONSTANT, RAW_TILE), "tile mode")
+            require({WINDOW: d <= m, CONSTANT: d == 2, RAW_TILE: d == m}[mode], "dynamic bytes")
+            require(base <= (249 if mode == WINDOW else 0), "tile base")
+            size = {WINDOW: align16(m) + PLANES_BYTES, CONSTANT: 0, RAW_TILE: align16(m)}[mode]
+            entries.append((t, mode, d, base, m, size))
+        units = 0 if split else sum(size for *_, size in entries)
+        end = position + units + align16(sum(d for _, _, d, *_ in entries))
+        require(end <= len(frame), "group ends behind the frame")
+        unit_at, dynamic_at = position, position + units
+        for t, mode, d, base, m, size in entries:
+            if split:
+                unit_at = geometry.tables_end + 1408 * t
+            unit, dynamic = frame[unit_at : unit_at + size], frame[dynamic_at : dynamic_at + d]
+            values.append(decode_tile(mode, base, unit, dynamic, m))
+            unit_at, dynamic_at = unit_at + size, dynamic_at + d
+        position = end
+    require(position == len(frame), "frame does not end with its last group")
+    return np.concatenate(values).astype("<u2").tobytes() if values else b""
+
+
+def decode(frame: bytes) -> tuple[int, bytes]:
+    """(dtype, bytes of the values). Raises FormatError as section 5 demands."""
+    require(len(frame) >= HEADER_BYTES, "no room for a header")
+    magic, version, dtype, code, flags, count, frame_bytes, check = struct.unpack_from("<IBBBBQQQ", frame)
+    require(magic == MAGIC, "magic")
+    require(version == VERSION, "version")
+    require(struct.unpack_from("<I", frame, 60)[0] == header_check(frame[:60]), "header check")
+    require(dtype in SIZES and code in (RAW, FAST) and count <= MAX_COUNT, "dtype, code or count")
+    require(flags & ~(CHECKSUM | SPLIT) == 0 and not any(frame[32:60]), "reserved bits")
+    require(bool(flags & CHECKSUM) or check == 0, "checksum without its flag")
+    require(code == RAW or dtype == BFLOAT16, "dtype of code fast")
+    require(frame_bytes % 16 == 0, "frame size")
+    data_bytes = count * SIZES[dtype]
+    require(code == FAST or frame_bytes == align16(HEADER_BYTES + data_bytes), "size of a raw frame")
+    require(code == RAW or frame_bytes >= HEADER_BYTES, "size of a fast frame")
+    require(frame_bytes <= len(frame), "truncated")
+    frame = frame[:frame_bytes]
+    if flags & CHECKSUM:
+        require(checksum(frame[HEADER_BYTES:]) == check, "checksum")
+    if code == RAW:
+        return dtype, frame[HEADER_BYTES : HEADER_BYTES + data_bytes]
+    # Tables alone take count / 1024 bytes; refuse a count that cannot be before computing with it tile by tile.
+    require(-(-count // TILE) <= frame_bytes, "smaller than its tables")
+    return dtype, decode_fast(frame, count, bool(flags & SPLIT))
