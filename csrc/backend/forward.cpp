@@ -9,11 +9,6 @@ at::Device device_of(const std::vector<at::Tensor>& tensors) {
   return tensors.empty() ? at::Device(at::kCPU) : tensors[0].device();
 }
 
-// Receivers may pass an empty list of lists: the other argument tells.
-at::Device device_of(const std::vector<std::vector<at::Tensor>>& lists, const std::vector<at::Tensor>& tensors) {
-  return !tensors.empty() || lists.empty() ? device_of(tensors) : device_of(lists[0]);
-}
-
 // Several works as one: what a coalescing window with CPU and CUDA calls ends in.
 class JoinedWork : public c10d::Work {
  public:
@@ -61,14 +56,6 @@ WorkPtr ZipBackend::forward(at::Device device, const RawCall& call) {
   return work;
 }
 
-WorkPtr ZipBackend::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) {
-  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.broadcast(tensors, opts); });
-}
-
-WorkPtr ZipBackend::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
-  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.allreduce(tensors, opts); });
-}
-
 WorkPtr ZipBackend::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
   return forward(device_of(tensors), [&](c10d::Backend& b) { return b.allreduce_sparse(tensors, opts); });
 }
@@ -84,43 +71,6 @@ WorkPtr ZipBackend::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceO
 WorkPtr ZipBackend::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                         const c10d::AllgatherOptions& opts) {
   return forward(device_of(inputs), [&](c10d::Backend& b) { return b.allgather_coalesced(outputs, inputs, opts); });
-}
-
-WorkPtr ZipBackend::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
-                           const c10d::GatherOptions& opts) {
-  return forward(device_of(outputs, inputs), [&](c10d::Backend& b) { return b.gather(outputs, inputs, opts); });
-}
-
-WorkPtr ZipBackend::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
-                            const c10d::ScatterOptions& opts) {
-  return forward(device_of(inputs, outputs), [&](c10d::Backend& b) { return b.scatter(outputs, inputs, opts); });
-}
-
-WorkPtr ZipBackend::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
-                                   const c10d::ReduceScatterOptions& opts) {
-  return forward(device_of(inputs, outputs), [&](c10d::Backend& b) { return b.reduce_scatter(outputs, inputs, opts); });
-}
-
-WorkPtr ZipBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                         const c10d::ReduceScatterOptions& opts) {
-  return forward(input.device(), [&](c10d::Backend& b) { return b._reduce_scatter_base(output, input, opts); });
-}
-
-WorkPtr ZipBackend::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-                                                    const c10d::ReduceScatterOptions& opts) {
-  return forward(device_of(inputs),
-                 [&](c10d::Backend& b) { return b.reduce_scatter_tensor_coalesced(outputs, inputs, opts); });
-}
-
-WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                  std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
-  return forward(input.device(),
-                 [&](c10d::Backend& b) { return b.alltoall_base(output, input, output_splits, input_splits, opts); });
-}
-
-WorkPtr ZipBackend::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-                             const c10d::AllToAllOptions& opts) {
-  return forward(device_of(inputs), [&](c10d::Backend& b) { return b.alltoall(outputs, inputs, opts); });
 }
 
 WorkPtr ZipBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) {

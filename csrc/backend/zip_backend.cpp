@@ -1,27 +1,19 @@
-// Construction, life cycle, and the all-gathers.
+// Construction, life cycle, and the way every own call takes.
 #include "backend/zip_backend.h"
 
-#include <cstdio>
-
+#include "backend/perform.h"
 #include "backend/work.h"
 #include "collectives/error.h"
-#include "collectives/probe.h"
 
 namespace zipccl {
 
 namespace {
 constexpr double kShutdownPatience = 5.0;
 
-// The world shards of one gathered tensor, in rank order. Empty where the arguments do not fit, which the inner backend
-// then reports in its own words.
-std::vector<at::Tensor> shards_of(const at::Tensor& output, const at::Tensor& input, int world) {
-  std::vector<at::Tensor> shards;
-  if (output.scalar_type() != input.scalar_type() || output.numel() != input.numel() * world) return shards;
-  at::Tensor whole = output.is_contiguous() ? output.view({-1}) : output;
-  if (whole.dim() == 0 || whole.size(0) % world != 0) return shards;
-  int64_t rows = whole.size(0) / world;
-  for (int r = 0; r < world; ++r) shards.push_back(whole.narrow(0, r * rows, rows));
-  return shards;
+at::Device device_of(const OwnCall& call) {
+  for (const auto* list : {&call.inputs, &call.outputs})
+    for (const at::Tensor& t : *list) return t.device();
+  return at::kCPU;
 }
 }  // namespace
 
@@ -64,88 +56,59 @@ std::vector<BackendPtr> ZipBackend::all_inner() const {
   return list;
 }
 
-uint64_t ZipBackend::GatherCall::shard_bytes() const {
-  uint64_t bytes = 0;
-  for (const GatherItem& item : items) bytes += item.input.nbytes();
-  return bytes;
+std::string ZipBackend::describe(const OwnCall& call) const {
+  return std::string("zipccl ") + op_name(call.op) + " (rank " + std::to_string(rank_) + " of " +
+         std::to_string(size_) + ", group " + (pg_uid_.empty() ? "?" : pg_uid_) + ", " + std::to_string(call.bytes) +
+         " bytes)";
 }
 
-uint64_t ZipBackend::GatherCall::received_bytes(int world) const { return shard_bytes() * (world - 1); }
-
-std::string ZipBackend::describe(const GatherCall& call) const {
-  return "zipccl " + c10d::opTypeToString(call.op) + " (rank " + std::to_string(rank_) + " of " +
-         std::to_string(size_) + ", group " + (pg_uid_.empty() ? "?" : pg_uid_) + ", " +
-         std::to_string(call.items.size()) + (call.items.size() == 1 ? " tensor, " : " tensors, ") +
-         std::to_string(call.shard_bytes()) + " bytes per rank)";
+// Only things every rank knows alike may be looked at here and where call.zippable is set: options, dtypes, counts, the
+// state of the call sequence.
+bool ZipBackend::may_zip(const OwnCall& call) const {
+  return call.zippable && size_ > 1 && !coalescing_ && options_.of(call.op) != Mode::raw;
 }
 
-// ---- all-gather ----
-
-// Only things every rank knows alike may be looked at here: options, dtypes, counts, the state of the call sequence.
-bool ZipBackend::zippable(const GatherCall& call, FrameOptions* frame) const {
-  if (options_.all_gather == Mode::raw || size_ == 1 || coalescing_ || call.items.empty()) return false;
-  const at::Tensor& first = call.items[0].input;
-  for (const GatherItem& item : call.items) {
-    if (item.input.scalar_type() != first.scalar_type() || item.input.device() != first.device()) return false;
-    if (item.outputs.size() != static_cast<size_t>(size_)) return false;
-    for (const at::Tensor& out : item.outputs)
-      if (out.scalar_type() != first.scalar_type() || out.device() != first.device()) return false;
-    if (item.outputs[rank_].numel() != item.input.numel()) return false;
-  }
-  if (first.is_sparse() || !frame_dtype(first.scalar_type(), &frame->dtype)) return false;
+bool ZipBackend::frame_for(const at::Tensor& t, FrameOptions* frame) const {
+  if (t.layout() != at::kStrided || !frame_dtype(t.scalar_type(), &frame->dtype)) return false;
   frame->code = options_.code;
   frame->checksum = options_.checksum;
-  if (effective_code(*frame) == Code::raw) return false;
-  uint64_t bytes = 0;  // gathered: with uneven shards, what all ranks know alike
-  for (const GatherItem& item : call.items)
-    for (const at::Tensor& out : item.outputs) bytes += out.nbytes();
-  return bytes > 0 && bytes >= options_.threshold(options_.all_gather);
+  return effective_code(*frame) != Code::raw;
 }
 
-Decision decide_all_gather(Engine& engine, const Messages& messages, const FrameOptions& frame, Switcher* switcher,
-                           Mode mode, uint64_t shard_bytes, bool log) {
-  Decision d{Choice::zip, "zip was asked for", 0, 0};
-  if (mode == Mode::raw) d = {Choice::raw, "raw was asked for", 0, 0};
-  if (mode == Mode::automatic) {
-    if (!switcher->measured()) measure(engine, messages, frame, switcher);
-    d = switcher->all_gather(messages.world(), shard_bytes);
-  }
-  if (log && messages.rank() == 0)
-    std::fprintf(stderr, "zipccl: all_gather of %llu bytes per rank: %s (%s)\n",
-                 static_cast<unsigned long long>(shard_bytes), d.choice == Choice::zip ? "zip" : "raw",
-                 d.reason.c_str());
-  return d;
-}
-
-WorkPtr ZipBackend::all_gather(GatherCall call) {
-  FrameOptions frame;
-  at::Device device = call.inputs.empty() ? at::Device(at::kCPU) : call.inputs[0].device();
-  bool zip = zippable(call, &frame);
-  if (zip && device.is_cpu() && state_->zip) return all_gather_cpu(std::move(call), frame);
+WorkPtr ZipBackend::run(OwnCall call) {
+  const at::Device device = device_of(call);
+  if (may_zip(call)) {
+    if (device.is_cpu() && state_->zip) return run_cpu(std::move(call));
 #ifdef ZIPCCL_WITH_CUDA
-  if (zip && device.is_cuda() && cuda_) return all_gather_cuda(std::move(call), frame);
+    if (device.is_cuda() && cuda_) return run_cuda(std::move(call));
 #endif
-  state_->stats.add_raw("all_gather", call.received_bytes(size_));
+  }
+  state_->stats.add_raw(op_name(call.op), call.received);
   return forward(device, call.raw);
 }
 
-WorkPtr ZipBackend::all_gather_cpu(GatherCall call, const FrameOptions& frame) {
+WorkPtr ZipBackend::run_cpu(OwnCall call) {
   TORCH_CHECK(!stopped_, "zipccl: the process group was shut down");
   if (!worker_) worker_ = std::make_unique<Worker>();
-  auto work = c10::make_intrusive<CpuWork>(rank_, call.op, "zipccl:all_gather", call.inputs, call.outputs);
-  auto job = [state = state_, work, frame, mode = options_.all_gather, log = options_.log_decisions,
-              what = describe(call), call = std::move(call)] {
+  auto work = c10::make_intrusive<CpuWork>(rank_, call.type, "zipccl", call.inputs, call.outputs);
+  auto job = [state = state_, work, options = options_, what = describe(call), call = std::move(call)] {
     std::exception_ptr error;
     try {
-      Messages messages(state->zip, call.timeout);
-      Decision d = decide_all_gather(*state->engine, messages, frame, &state->switcher, mode, call.shard_bytes(), log);
-      if (d.choice == Choice::zip) {
-        Traffic t = all_gather_zip(*state->engine, messages, call.items, frame, what);
-        state->switcher.observe(t.raw_bytes, t.wire_bytes);
-        state->stats.add_zipped("all_gather", t);
+      const Messages messages(state->zip, call.timeout);
+      const Place place{*state->engine, messages, what};
+      const Decision d = decide(place, call.op, call.bytes, call.frame, options, &state->switcher);
+      Traffic traffic;
+      Stopwatch watch;
+      if (zips(d.choice)) {
+        traffic = call.zip(place, d.choice);
+        state->stats.add_zipped(op_name(call.op), traffic);
       } else {
-        state->stats.add_raw("all_gather", call.received_bytes(messages.world()));
         call.raw(*state->zip)->wait();
+        state->stats.add_raw(op_name(call.op), call.received);
+      }
+      if (is_timed(call.op, options)) {
+        state->switcher.record(call.op, call.bytes, d.choice, watch.lap(), traffic.raw_bytes, traffic.wire_bytes);
+        agree(place, call.op, call.bytes, &state->switcher);
       }
     } catch (const FrameError&) {
       error = std::current_exception();
@@ -161,75 +124,36 @@ WorkPtr ZipBackend::all_gather_cpu(GatherCall call, const FrameOptions& frame) {
   return work;
 }
 
-WorkPtr ZipBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  GatherCall call{c10d::OpType::_ALLGATHER_BASE,
-                  {{input, shards_of(output, input, size_)}},
-                  {input},
-                  {output},
-                  opts.timeout,
-                  [output, input, opts](c10d::Backend& b) mutable { return b._allgather_base(output, input, opts); }};
-  return all_gather(std::move(call));
-}
-
-WorkPtr ZipBackend::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-                                                    const c10d::AllgatherOptions& opts) {
-  GatherCall call{
-      c10d::OpType::COALESCED, {}, inputs, outputs, opts.timeout, [outputs, inputs, opts](c10d::Backend& b) mutable {
-        return b.allgather_into_tensor_coalesced(outputs, inputs, opts);
-      }};
-  if (inputs.size() == outputs.size())
-    for (size_t i = 0; i < inputs.size(); ++i)
-      call.items.push_back({inputs[i], shards_of(outputs[i], inputs[i], size_)});
-  return all_gather(std::move(call));
-}
-
-WorkPtr ZipBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
-                              const c10d::AllgatherOptions& opts) {
-  GatherCall call{c10d::OpType::ALLGATHER,
-                  {},
-                  inputs,
-                  outputs.empty() ? std::vector<at::Tensor>{} : outputs[0],
-                  opts.timeout,
-                  [outputs, inputs, opts](c10d::Backend& b) mutable { return b.allgather(outputs, inputs, opts); }};
-  if (inputs.size() == 1 && outputs.size() == 1) call.items.push_back({inputs[0], outputs[0]});
-  return all_gather(std::move(call));
-}
-
-Decision ZipBackend::explain(at::Device device, int64_t bytes) {
-  uint64_t shard = static_cast<uint64_t>(bytes);
+Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
   if (size_ == 1) return {Choice::raw, "a group of one rank moves nothing", 0, 0};
-  if (shard * size_ < options_.threshold(Mode::automatic))
-    return {Choice::raw, "below min_bytes (" + std::to_string(options_.threshold(Mode::automatic)) + " gathered)", 0,
-            0};
   FrameOptions frame;
   frame.code = options_.code;
   frame.checksum = options_.checksum;
-  Decision result{Choice::raw, "no inner backend for " + device.str() + " tensors that zipccl can zip", 0, 0};
-  if (device.is_cpu() && state_->zip) {
-    if (!worker_) worker_ = std::make_unique<Worker>();
-    auto work = c10::make_intrusive<CpuWork>(rank_, c10d::OpType::UNKNOWN, "zipccl:explain", std::vector<at::Tensor>{},
-                                             std::vector<at::Tensor>{});
-    auto decision = std::make_shared<Decision>();
-    worker_->submit(
-        [state = state_, work, frame, shard, decision] {
-          std::exception_ptr error;
-          try {
-            Messages messages(state->zip, c10d::kUnsetTimeout);
-            *decision =
-                decide_all_gather(*state->engine, messages, frame, &state->switcher, Mode::automatic, shard, false);
-          } catch (...) {
-            error = std::current_exception();
-          }
-          work->complete(error);
-        },
-        [work] { work->complete(std::make_exception_ptr(Error("zipccl: the process group was shut down"))); });
-    work->wait(kNoTimeout);
-    return *decision;
-  }
+  BackendOptions automatic = options_;
+  automatic.mode[static_cast<int>(op)] = Mode::automatic;
 #ifdef ZIPCCL_WITH_CUDA
-  if (device.is_cuda() && cuda_) return explain_cuda(device, frame, shard);
+  if (device.is_cuda() && cuda_) return explain_cuda(op, device, frame, bytes);
 #endif
-  return result;
+  TORCH_CHECK(device.is_cpu() && state_->zip, "zipccl: this group has nothing that could zip ", device, " tensors");
+  if (!worker_) worker_ = std::make_unique<Worker>();
+  auto work = c10::make_intrusive<CpuWork>(rank_, c10d::OpType::UNKNOWN, "zipccl", std::vector<at::Tensor>{},
+                                           std::vector<at::Tensor>{});
+  auto decision = std::make_shared<Decision>();
+  worker_->submit(
+      [state = state_, work, frame, automatic, op, bytes, decision] {
+        std::exception_ptr error;
+        try {
+          const Messages messages(state->zip, c10d::kUnsetTimeout);
+          const std::string what = "zipccl explain";
+          *decision = explain_at({*state->engine, messages, what}, op, bytes, frame, automatic, &state->switcher);
+        } catch (...) {
+          error = std::current_exception();
+        }
+        work->complete(error);
+      },
+      [work] { work->complete(std::make_exception_ptr(Error("zipccl: the process group was shut down"))); });
+  work->wait(kNoTimeout);
+  return *decision;
 }
 
 }  // namespace zipccl

@@ -1,9 +1,10 @@
 // ZipBackend: the c10d::Backend face of zipccl over inner backends (gloo for CPU tensors, NCCL for CUDA tensors).
 //
 // Every virtual of c10d::Backend is one of
-//   own        all forms of all-gather: zipped where the options and the switcher say so
+//   own        all-gather, all-to-all, broadcast, scatter, gather in all their forms, and, on request, reduce-scatter
+//              and all-reduce: zipped where the options and the switcher say so, otherwise forwarded
 //   forwarded  to the inner backend of the tensors' device, untouched
-//   refused    where the inner backends refuse it too (see zip_backend.cpp)
+//   refused    where the inner backends refuse it too
 // tests/test_backend_surface.py lists which is which.
 //
 // Overrides come in the order of Backend.hpp.
@@ -17,19 +18,17 @@
 #include <vector>
 
 #include "backend/options.h"
+#include "backend/own_call.h"
 #include "backend/stats.h"
 #include "backend/worker.h"
-#include "collectives/all_gather.h"
 #include "collectives/engine.h"
+#include "collectives/reduce_scatter.h"
 
 #ifdef ZIPCCL_WITH_CUDA
 #include "backend/work_cuda.h"
 #endif
 
 namespace zipccl {
-
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 class ZipBackend : public c10d::Backend {
  public:
@@ -42,32 +41,20 @@ class ZipBackend : public c10d::Backend {
   std::map<std::string, OpStats> stats() const { return state_->stats.read(); }
   void reset_stats() { state_->stats.reset(); }
   // What "auto" does with a call of this size, and why. Collective where the link was not measured yet.
-  Decision explain(at::Device device, int64_t shard_bytes);
+  Decision explain(Op op, at::Device device, uint64_t bytes);
+  // Options from the next call on; every rank must change them at the same place.
   const BackendOptions& options() const { return options_; }
+  void set_options(const BackendOptions& options) { options_ = options; }
   BackendPtr inner(at::DeviceType type) const { return type == at::kCPU ? cpu_ : cuda_; }
 
-  // ---- own: all-gather ----
+  // ---- own (own_collectives.cpp) ----
+  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                     const c10d::AllgatherOptions& opts) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
   WorkPtr allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                           const c10d::AllgatherOptions& opts) override;
-
-  // ---- capabilities, coalescing, identity ----
-  bool supportsCoalescing() const override;
-  void setTimeout(std::chrono::milliseconds timeout) override;
-  void startCoalescing() override;
-  WorkPtr endCoalescing() override;
-  const std::string getBackendName() const override { return "zipccl"; }
-
-  // ---- forwarded collectives ----
-  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) override;
-  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) override;
-  WorkPtr allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) override;
-  WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
-  WorkPtr reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) override;
-  WorkPtr allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
-                              const c10d::AllgatherOptions& opts) override;
   WorkPtr gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                  const c10d::GatherOptions& opts) override;
   WorkPtr scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
@@ -81,6 +68,20 @@ class ZipBackend : public c10d::Backend {
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                    const c10d::AllToAllOptions& opts) override;
+
+  // ---- capabilities, coalescing, identity ----
+  bool supportsCoalescing() const override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+  const std::string getBackendName() const override { return "zipccl"; }
+
+  // ---- forwarded collectives ----
+  WorkPtr allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                              const c10d::AllgatherOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
   void setSequenceNumberForGroup() override;
   uint64_t getSequenceNumberForGroup() override;
@@ -115,24 +116,25 @@ class ZipBackend : public c10d::Backend {
     explicit CpuState(BackendPtr backend);
   };
 
-  // The raw form of a call, to be made on whichever backend carries it.
-  using RawCall = std::function<WorkPtr(c10d::Backend&)>;
-
-  struct GatherCall {
-    c10d::OpType op;
-    std::vector<GatherItem> items;
-    std::vector<at::Tensor> inputs, outputs;  // as the user passed them
-    std::chrono::milliseconds timeout;
-    RawCall raw;
-
-    uint64_t shard_bytes() const;              // this rank's
-    uint64_t received_bytes(int world) const;  // from other ranks
-  };
-
-  WorkPtr all_gather(GatherCall call);
-  WorkPtr all_gather_cpu(GatherCall call, const FrameOptions& options);
-  bool zippable(const GatherCall& call, FrameOptions* options) const;
-  std::string describe(const GatherCall& call) const;
+  // Zipped, raw on our own way, or forwarded.
+  WorkPtr run(OwnCall call);
+  WorkPtr run_cpu(OwnCall call);
+  // Options and threshold; what only the collective knows comes in the call.
+  bool may_zip(const OwnCall& call) const;
+  // The frame options of a tensor's dtype; false where a frame would not be smaller.
+  bool frame_for(const at::Tensor& t, FrameOptions* frame) const;
+  std::string describe(const OwnCall& call) const;
+  OwnCall gather_call(c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<std::vector<at::Tensor>> outputs,
+                      std::vector<at::Tensor> user_outputs, std::chrono::milliseconds timeout, RawCall raw) const;
+  OwnCall all_to_all_call(c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
+                          std::vector<at::Tensor> user_inputs, std::vector<at::Tensor> user_outputs, bool even,
+                          std::chrono::milliseconds timeout, RawCall raw) const;
+  OwnCall reduce_call(Op op, c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
+                      const c10d::ReduceOp& reduce_op, std::chrono::milliseconds timeout, RawCall raw,
+                      PairOptions* pair, ReduceOptions* reduce) const;
+  OwnCall reduce_scatter_call(c10d::OpType type, std::vector<std::vector<at::Tensor>> parts,
+                              std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
+                              const c10d::ReduceScatterOptions& opts, RawCall raw) const;
 
   c10d::Backend& backend_for(at::Device device);
   WorkPtr forward(at::Device device, const RawCall& call);
@@ -152,15 +154,11 @@ class ZipBackend : public c10d::Backend {
 #ifdef ZIPCCL_WITH_CUDA
   struct CudaState;
   CudaState& cuda_state(at::Device device);
-  WorkPtr all_gather_cuda(GatherCall call, const FrameOptions& options);
-  Decision explain_cuda(at::Device device, const FrameOptions& frame, uint64_t shard);
+  WorkPtr run_cuda(OwnCall call);
+  Decision explain_cuda(Op op, at::Device device, const FrameOptions& frame, uint64_t bytes);
   std::map<c10::DeviceIndex, std::unique_ptr<CudaState>> cuda_states_;
   std::shared_ptr<FrameChecks> frame_checks_ = std::make_shared<FrameChecks>();
 #endif
 };
-
-// "auto" for one shard: measured once per group and device, decided by the switcher, logged when asked.
-Decision decide_all_gather(Engine& engine, const Messages& messages, const FrameOptions& frame, Switcher* switcher,
-                           Mode mode, uint64_t shard_bytes, bool log);
 
 }  // namespace zipccl

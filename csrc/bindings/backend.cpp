@@ -14,15 +14,29 @@ Mode parse_mode(const std::string& name) {
   throw py::value_error("a collective's option is \"auto\", \"zip\" or \"raw\", not \"" + name + "\"");
 }
 
+Op parse_op(const std::string& name) {
+  for (int i = 0; i < kOpCount; ++i)
+    if (name == op_name(static_cast<Op>(i))) return static_cast<Op>(i);
+  throw py::value_error("unknown collective \"" + name + "\"");
+}
+
+// As zipccl.Options.native() gives them.
+BackendOptions parse_options(const py::dict& d) {
+  BackendOptions o;
+  for (int i = 0; i < kOpCount; ++i)
+    o.mode[i] = parse_mode(d["modes"][op_name(static_cast<Op>(i))].cast<std::string>());
+  const int design = d["all_to_all_design"].cast<int>();
+  o.design = design == 1 ? DesignChoice::one : design == 2 ? DesignChoice::two : DesignChoice::automatic;
+  if (!d["wire_dtype"].is_none()) o.wire_dtype = d["wire_dtype"].cast<at::ScalarType>();
+  o.checksum = d["checksum"].cast<bool>();
+  o.min_bytes = d["min_bytes"].cast<std::optional<uint64_t>>();
+  o.log_decisions = d["log_decisions"].cast<bool>();
+  return o;
+}
+
 c10::intrusive_ptr<ZipBackend> make_backend(int rank, int size, const BackendPtr& cpu, const BackendPtr& cpu_zip,
-                                            const BackendPtr& cuda, const std::string& all_gather, bool checksum,
-                                            std::optional<uint64_t> min_bytes, bool log_decisions) {
-  BackendOptions options;
-  options.all_gather = parse_mode(all_gather);
-  options.checksum = checksum;
-  options.min_bytes = min_bytes;
-  options.log_decisions = log_decisions;
-  return c10::make_intrusive<ZipBackend>(rank, size, cpu, cpu_zip, cuda, options);
+                                            const BackendPtr& cuda, const py::dict& options) {
+  return c10::make_intrusive<ZipBackend>(rank, size, cpu, cpu_zip, cuda, parse_options(options));
 }
 
 py::dict stats_dict(const ZipBackend& backend) {
@@ -48,23 +62,27 @@ void bind_backend(py::module_& m) {
   py::module_::import("torch.distributed");  // registers c10d::Backend, our base class
 
   py::class_<Decision>(m, "Decision")
-      .def_property_readonly("choice", [](const Decision& d) { return d.choice == Choice::zip ? "zip" : "raw"; })
+      .def_property_readonly("choice", [](const Decision& d) { return zips(d.choice) ? "zip" : "raw"; })
       .def_readonly("reason", &Decision::reason)
       .def_readonly("raw_seconds", &Decision::raw_seconds)
       .def_readonly("zip_seconds", &Decision::zip_seconds)
       .def("__repr__", [](const Decision& d) {
-        return std::string("Decision(") + (d.choice == Choice::zip ? "zip" : "raw") + ": " + d.reason + ")";
+        return std::string("Decision(") + (zips(d.choice) ? "zip" : "raw") + ": " + d.reason + ")";
       });
 
   // Waiting for peers must not hold the GIL: every call that can wait releases it, and so does the destructor.
   py::class_<ZipBackend, c10::intrusive_ptr<ZipBackend>, c10d::Backend>(m, "ZipBackend")
       .def(py::init(&make_backend), py::arg("rank"), py::arg("size"), py::arg("cpu"), py::arg("cpu_zip"),
-           py::arg("cuda"), py::arg("all_gather") = "auto", py::arg("checksum") = false,
-           py::arg("min_bytes") = std::nullopt, py::arg("log_decisions") = false)
+           py::arg("cuda"), py::arg("options"))
+      .def("set_options", [](ZipBackend& b, const py::dict& options) { b.set_options(parse_options(options)); })
       .def("stats", &stats_dict)
       .def("reset_stats", &ZipBackend::reset_stats)
-      .def("explain", &ZipBackend::explain, py::arg("device"), py::arg("shard_bytes"),
-           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "explain",
+          [](ZipBackend& b, const std::string& op, at::Device device, uint64_t bytes) {
+            return b.explain(parse_op(op), device, bytes);
+          },
+          py::arg("op"), py::arg("device"), py::arg("bytes"), py::call_guard<py::gil_scoped_release>())
       .def("inner",
            [](const ZipBackend& b, const std::string& type) { return b.inner(type == "cpu" ? at::kCPU : at::kCUDA); });
 }

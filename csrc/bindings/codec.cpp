@@ -73,7 +73,7 @@ at::Tensor compress(const at::Tensor& t, const std::string& code, const std::str
   if (t.is_cuda()) guard.set_device(t.device());
 #endif
   auto engine = engine_for(t);
-  at::Tensor src = t.contiguous().view({-1});
+  at::Tensor src = t.resolve_conj().resolve_neg().contiguous().view({-1});  // lazy bits are not in the memory
   at::Tensor frame = engine->empty(static_cast<int64_t>(frame_bound(options, src.numel())), at::kByte);
   int64_t bytes;
   if (t.is_cpu()) {
@@ -126,7 +126,7 @@ void encode_into(const at::Tensor& t, at::Tensor frame, at::Tensor size, const s
                  const std::string& layout, bool checksum) {
   FrameOptions options = parse_options(t, code, layout, checksum);
   check_frame(frame);
-  if (!t.is_contiguous() || size.scalar_type() != at::kLong || size.numel() != 1 || frame.device() != t.device() ||
+  if (!t.is_contiguous() || t.is_conj() || t.is_neg() || size.scalar_type() != at::kLong || size.numel() != 1 || frame.device() != t.device() ||
       size.device() != t.device() || static_cast<uint64_t>(frame.numel()) < frame_bound(options, t.numel()))
     throw py::value_error("encode_into needs a contiguous tensor, a frame of frame_bound() bytes and an int64 size");
   py::gil_scoped_release release;

@@ -11,7 +11,8 @@
 //   - src and dst of values must be aligned to their dtype; frames to 16 bytes on CUDA, to nothing on the CPU.
 //   - Frames are deterministic: they depend on the input and FrameOptions alone, not on device, ISA or timing.
 //   - Bytes a frame does not use (padding, holes) are zero.
-//   - Nothing here allocates (decode_sum() on the CPU: one small record per input), throws, or keeps state; every function may be called from many threads.
+//   - Nothing here allocates (decode_sum() on the CPU: one small record per input), throws, or keeps state; every
+//   function may be called from many threads.
 //
 // No torch in this layer.
 #pragma once
@@ -38,7 +39,8 @@ struct FrameOptions {
 Code effective_code(const FrameOptions& options);
 
 // Most bytes encode() can write for `count` values. 0 if the arguments are invalid (see Status::bad_argument).
-// Never more than count * dtype_bytes * (1 + 1/512) + 192.
+// Compact and raw frames: never more than count * dtype_bytes * (1 + 1/512) + 192. Split frames, whose units keep their
+// places whatever the tiles hold: about 1.19 times the values at worst.
 uint64_t frame_bound(const FrameOptions& options, uint64_t count);
 
 // Bytes of the part whose size does not depend on the data: everything for Code::raw, header and tables for compact
@@ -86,8 +88,8 @@ Status decode(const void* frame, uint64_t available, DType dtype, uint64_t count
 // in fp32, in the order of the inputs, each product and sum rounded to nearest (no fused multiply-add), and rounded
 // once more to the output's dtype. NaN gives NaN.
 struct SumInput {
-  const void* data;     // a frame, or `count` values as they are, aligned to their dtype
-  uint64_t available;   // readable bytes
+  const void* data;    // a frame, or `count` values as they are, aligned to their dtype
+  uint64_t available;  // readable bytes
   bool is_frame;
 };
 

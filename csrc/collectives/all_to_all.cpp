@@ -15,7 +15,8 @@ struct Frames {
   at::Tensor sizes;  // int64 [world], 0 where there is no frame
 };
 
-Frames encode_some(Engine& engine, const Tensors& inputs, const std::vector<bool>& chosen, const FrameOptions& options) {
+Frames encode_some(Engine& engine, const Tensors& inputs, const std::vector<bool>& chosen,
+                   const FrameOptions& options) {
   const int64_t world = static_cast<int64_t>(inputs.size());
   Frames f{Tensors(world), engine.empty(world, at::kLong).zero_()};
   Tensors src, slots;
@@ -138,8 +139,7 @@ Traffic all_to_all_zip(const Place& place, const Tensors& user_inputs, const Ten
   Traffic traffic;
   Tensors inputs, outputs;
   for (const at::Tensor& t : user_inputs) inputs.push_back(t.contiguous());
-  for (const at::Tensor& t : user_outputs)
-    outputs.push_back(t.is_contiguous() ? t : at::empty(t.sizes(), t.options()));
+  for (const at::Tensor& t : user_outputs) outputs.push_back(t.is_contiguous() ? t : at::empty(t.sizes(), t.options()));
   const Tensors frames = exchange(place, inputs, outputs, options, &traffic);
 
   Stopwatch watch;

@@ -15,7 +15,9 @@ DType dtype_of(at::ScalarType type) {
   return d;
 }
 
-at::ScalarType wire_type(at::ScalarType input, const ReduceOptions& reduce) { return reduce.wire_dtype.value_or(input); }
+at::ScalarType wire_type(at::ScalarType input, const ReduceOptions& reduce) {
+  return reduce.wire_dtype.value_or(input);
+}
 
 // Sums what the ranks have for this one into `output` (contiguous, fp32, bf16 or fp16).
 Traffic sum_shards(const Place& place, const std::vector<at::Tensor>& wire, at::Tensor output, const PairOptions& pair,
@@ -63,8 +65,7 @@ Traffic reduce_scatter_zip(const Place& place, const std::vector<at::Tensor>& in
                            const PairOptions& pair, const ReduceOptions& reduce) {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> wire;
-  for (const at::Tensor& t : inputs)
-    wire.push_back(t.contiguous().view({-1}).to(wire_type(t.scalar_type(), reduce)));
+  for (const at::Tensor& t : inputs) wire.push_back(t.resolve_neg().contiguous().view({-1}).to(wire_type(t.scalar_type(), reduce)));
   at::Tensor dense = output.is_contiguous() ? output : at::empty(output.sizes(), output.options());
   Traffic traffic = sum_shards(place, wire, dense, pair, reduce);
   // Raw bytes are what the caller's dtype would have cost.

@@ -15,8 +15,8 @@
 namespace zipccl {
 
 struct ReduceOptions {
-  bool average = false;    // divide the sum by the number of ranks
-  float premultiply = 1;   // every input is multiplied by this before it is added
+  bool average = false;   // divide the sum by the number of ranks
+  float premultiply = 1;  // every input is multiplied by this before it is added
   // Dtype that inputs travel in, own ones included (the paper's precision factor s). Lossy where it is narrower.
   std::optional<at::ScalarType> wire_dtype;
 };

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #if defined(__CUDACC__)
 #define ZIPCCL_HD __host__ __device__ __forceinline__
@@ -132,7 +133,8 @@ ZIPCCL_HD uint64_t tables_end(uint64_t count) { return tile_base_begin(count) + 
 
 // One bijective step per word, so any change confined to one word is always seen.
 ZIPCCL_HD uint32_t header_check(const FrameHeader& h) {
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(&h);
+  uint32_t words[kHeaderBytes / 4];
+  memcpy(words, &h, kHeaderBytes);
   uint32_t x = 0x9E3779B9u;
   for (int i = 0; i < 15; ++i) {
     x ^= words[i];

@@ -1,7 +1,6 @@
 #include "policy/switcher.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 
 namespace zipccl {
@@ -9,21 +8,18 @@ namespace zipccl {
 namespace {
 // Zip only when it is expected to win by this factor: a tie is not worth the codec's memory traffic.
 constexpr double kMargin = 1.03;
-// Leave the current choice only when the other one is this much better.
+// Leave the current choice only for one that is this much better.
 constexpr double kHysteresis = 1.05;
-// Try the other choice only where it is not expected to be this much worse.
+// Try another choice only where it is not expected to be this much worse.
 constexpr double kHopeless = 1.5;
-constexpr double kRatioWeight = 0.25;  // of the newest observation
-constexpr double kTimeWeight = 0.5;    // of the newest agreement
+constexpr double kNewest = 0.5;  // weight of the newest agreement
 
-double blend(double old, double fresh, double weight) {
+double blend(double old, double fresh) {
   if (fresh <= 0) return old;
-  return old <= 0 ? fresh : old + weight * (fresh - old);
+  return old <= 0 ? fresh : old + kNewest * (fresh - old);
 }
 
-Choice better(const Switcher::Times& t, double margin) {
-  return t.zip * margin < t.raw ? Choice::zip : Choice::raw;
-}
+const char* name(Choice c) { return c == Choice::raw ? "raw" : c == Choice::zip_one ? "zip" : "zip by design 2"; }
 }  // namespace
 
 void Switcher::set_measurements(const LinkModel& link, const CodecModel& codec) {
@@ -34,11 +30,13 @@ void Switcher::set_measurements(const LinkModel& link, const CodecModel& codec) 
 
 Switcher::Key Switcher::key(Op op, uint64_t bytes) {
   int size_class = 0;
-  while (bytes > 1) {
-    bytes >>= 1;
-    ++size_class;
-  }
+  for (; bytes > 1; bytes >>= 1) ++size_class;
   return {op, size_class};
+}
+
+const Switcher::Class* Switcher::find(Op op, uint64_t bytes) const {
+  auto it = classes_.find(key(op, bytes));
+  return it == classes_.end() ? nullptr : &it->second;
 }
 
 double Switcher::ratio(Op op) const {
@@ -46,89 +44,111 @@ double Switcher::ratio(Op op) const {
   return it == ratio_.end() ? prior_ratio_ : it->second;
 }
 
-Switcher::Times Switcher::expected(Op op, int world, uint64_t bytes, const Class* c) const {
-  const Shape s = shape_of(op, world, static_cast<double>(bytes));
-  Times t{raw_seconds(link_, s), zip_seconds(link_, codec_, s, ratio(op))};
+std::array<double, kChoiceCount> Switcher::expected(Op op, int world, uint64_t bytes, const Class* c) const {
+  std::array<double, kChoiceCount> t{};
+  if (measured_) {
+    const Shape s = shape_of(op, world, static_cast<double>(bytes));
+    t = {raw_seconds(link_, s), zip_seconds(link_, codec_, s, ratio(op)), zip_seconds(link_, codec_, s, ratio(op))};
+  }
   if (!c) return t;
-  // The model errs by some factor that both choices share (other traffic, slow peers): carry it over from the one
-  // that was timed to the one that was not.
-  const Times model = t;
-  if (c->agreed.raw > 0) t.raw = c->agreed.raw;
-  if (c->agreed.zip > 0) t.zip = c->agreed.zip;
-  if (c->agreed.raw > 0 && c->agreed.zip <= 0) t.zip = model.zip * c->agreed.raw / model.raw;
-  if (c->agreed.zip > 0 && c->agreed.raw <= 0) t.raw = model.raw * c->agreed.zip / model.zip;
+  // What slows one choice against the model (slow peers, other traffic) slows the others too.
+  double off = 0;
+  for (int i = 0; i < kChoiceCount; ++i)
+    if (c->agreed[i] > 0 && t[i] > 0) off = off > 0 ? std::min(off, c->agreed[i] / t[i]) : c->agreed[i] / t[i];
+  for (int i = 0; i < kChoiceCount; ++i) t[i] = c->agreed[i] > 0 ? c->agreed[i] : off > 0 ? t[i] * off : t[i];
   return t;
 }
 
-std::string Switcher::describe(Op op, int world, uint64_t bytes, const Times& t, const Class* c) const {
-  const Shape s = shape_of(op, world, static_cast<double>(bytes));
+// Design 2 comes first: with equal expectations it is the better one, since most bytes move before anybody waits.
+Decision Switcher::settle(Op op, int world, uint64_t bytes, const Choices& allowed, const Class& c) const {
+  const auto t = expected(op, world, bytes, &c);
+  auto cost = [&](Choice k) {
+    double margin = zips(k) ? kMargin : 1.0;
+    if (c.decided && k == c.current) margin /= kHysteresis;
+    return t[static_cast<int>(k)] * margin;
+  };
+  Decision d{Choice::raw, "", t[0], 0};
+  bool found = false;
+  for (Choice k : {Choice::zip_two, Choice::zip_one, Choice::raw}) {
+    if (!allowed[static_cast<int>(k)]) continue;
+    if (!found || cost(k) < cost(d.choice)) d.choice = k;
+    found = true;
+  }
+  const Choice zip = zips(d.choice) ? d.choice : allowed[2] ? Choice::zip_two : Choice::zip_one;
+  d.zip_seconds = t[static_cast<int>(zip)];
+  if (!measured_) {
+    d.reason = "raw is not allowed";
+    return d;
+  }
   char text[320];
+  const Shape s = shape_of(op, world, static_cast<double>(bytes));
   std::snprintf(text, sizeof text,
                 "raw %.3f ms%s, zip %.3f ms%s expected; link measured at %.3f GB/s, %.3f of the bytes travel, zip pays "
                 "below %.3f GB/s",
-                t.raw * 1e3, c && c->agreed.raw > 0 ? " (timed)" : "", t.zip * 1e3,
-                c && c->agreed.zip > 0 ? " (timed)" : "", link_.bytes_per_s / 1e9, ratio(op),
+                d.raw_seconds * 1e3, c.agreed[0] > 0 ? " (timed)" : "", d.zip_seconds * 1e3,
+                c.agreed[static_cast<int>(zip)] > 0 ? " (timed)" : "", link_.bytes_per_s / 1e9, ratio(op),
                 break_even(codec_, s, ratio(op)) / 1e9);
-  return text;
+  d.reason = text;
+  return d;
 }
 
-Decision Switcher::explain(Op op, int world, uint64_t bytes) const {
-  auto it = classes_.find(key(op, bytes));
-  const Class* c = it == classes_.end() ? nullptr : &it->second;
-  Times t = expected(op, world, bytes, c);
-  Choice choice = c && c->decided ? c->current : better(t, kMargin);
-  return {choice, describe(op, world, bytes, t, c), t.raw, t.zip};
+Decision Switcher::explain(Op op, int world, uint64_t bytes, const Choices& allowed) const {
+  const Class* c = find(op, bytes);
+  return settle(op, world, bytes, allowed, c ? *c : Class{});
 }
 
-Decision Switcher::decide(Op op, int world, uint64_t bytes) {
+Decision Switcher::decide(Op op, int world, uint64_t bytes, const Choices& allowed) {
   Class& c = classes_[key(op, bytes)];
-  const Times t = expected(op, world, bytes, &c);
-  if (!c.decided) {
-    c.current = better(t, kMargin);
-    c.decided = true;
-  } else if (c.current == Choice::raw ? t.zip * kMargin * kHysteresis < t.raw : t.raw * kHysteresis < t.zip * kMargin) {
-    c.current = c.current == Choice::raw ? Choice::zip : Choice::raw;
-  }
-  ++c.calls;
-  Decision d{c.current, describe(op, world, bytes, t, &c), t.raw, t.zip};
-  const double worse = c.current == Choice::raw ? t.zip / t.raw : t.raw / t.zip;
-  if (c.calls % kExploreEvery == 0 && worse < kHopeless) {
-    d.choice = c.current == Choice::raw ? Choice::zip : Choice::raw;
-    d.reason = "trying the other choice; " + d.reason;
+  Decision d = settle(op, world, bytes, allowed, c);
+  c.current = d.choice;
+  c.decided = true;
+  if (++c.calls % kExploreEvery != 0) return d;
+  // Try what was never timed or could be mistaken, the next choice in turn.
+  const auto t = expected(op, world, bytes, &c);
+  const double best = t[static_cast<int>(d.choice)];
+  for (int step = 1; step < kChoiceCount; ++step) {
+    const int k = (static_cast<int>(c.calls / kExploreEvery) + step) % kChoiceCount;
+    if (k == static_cast<int>(d.choice) || !allowed[k] || t[k] >= best * kHopeless) continue;
+    d.reason = std::string("trying ") + name(static_cast<Choice>(k)) + "; " + d.reason;
+    d.choice = static_cast<Choice>(k);
+    break;
   }
   return d;
 }
 
-void Switcher::observe(Op op, uint64_t raw_bytes, uint64_t wire_bytes) {
-  if (raw_bytes == 0) return;
-  const double seen = std::min(static_cast<double>(wire_bytes) / static_cast<double>(raw_bytes), 1.5);
-  ratio_[op] = ratio(op) + kRatioWeight * (seen - ratio(op));
-}
-
-void Switcher::record(Op op, uint64_t bytes, Choice choice, double seconds) {
+void Switcher::record(Op op, uint64_t bytes, Choice choice, double seconds, uint64_t raw_bytes, uint64_t wire_bytes) {
   Class& c = classes_[key(op, bytes)];
-  Mean& mean = choice == Choice::zip ? c.zip : c.raw;
-  mean.sum += seconds;
-  ++mean.n;
+  if (seconds > 0) {
+    Mean& mean = c.seconds[static_cast<int>(choice)];
+    mean.sum += seconds;
+    ++mean.n;
+  }
+  if (raw_bytes > 0) {
+    c.ratio.sum += std::min(static_cast<double>(wire_bytes) / static_cast<double>(raw_bytes), 1.5);
+    ++c.ratio.n;
+  }
 }
 
 bool Switcher::wants_agreement(Op op, uint64_t bytes) const {
-  auto it = classes_.find(key(op, bytes));
-  return it != classes_.end() && it->second.calls > 0 && it->second.calls % kAgreeEvery == 0;
+  const Class* c = find(op, bytes);
+  return c && c->calls > 0 && c->calls % kAgreeEvery == 0;
 }
 
-Switcher::Times Switcher::local_times(Op op, uint64_t bytes) const {
-  auto it = classes_.find(key(op, bytes));
-  if (it == classes_.end()) return {};
-  return {it->second.raw.value(), it->second.zip.value()};
+Switcher::Seen Switcher::seen(Op op, uint64_t bytes) const {
+  Seen s;
+  const Class* c = find(op, bytes);
+  if (!c) return s;
+  for (int i = 0; i < kChoiceCount; ++i) s.seconds[i] = c->seconds[i].value();
+  s.ratio = c->ratio.value();
+  return s;
 }
 
-void Switcher::agree(Op op, uint64_t bytes, const Times& slowest) {
+void Switcher::agree(Op op, uint64_t bytes, const Seen& largest) {
   Class& c = classes_[key(op, bytes)];
-  c.agreed.raw = blend(c.agreed.raw, slowest.raw, kTimeWeight);
-  c.agreed.zip = blend(c.agreed.zip, slowest.zip, kTimeWeight);
-  c.raw = {};
-  c.zip = {};
+  for (int i = 0; i < kChoiceCount; ++i) c.agreed[i] = blend(c.agreed[i], largest.seconds[i]);
+  if (largest.ratio > 0) ratio_[op] = blend(ratio_.count(op) ? ratio_[op] : 0, largest.ratio);
+  c.seconds = {};
+  c.ratio = {};
 }
 
 }  // namespace zipccl

@@ -1,16 +1,16 @@
-// Decides per call whether a collective travels zipped or raw.
+// Decides per call whether a collective travels zipped or raw, and an all-to-all's design.
 //
 // Rule: a decision is a function of values every rank holds alike (the options, the call's sizes, measurements that
-// were all-reduced, sizes exchanged in earlier calls), applied in the same order on every rank. The switcher never
-// looks at a clock or at data. No torch.
+// were all-reduced), applied in the same order on every rank. The switcher never looks at a clock or at data. No torch.
 //
 // A model of link and codec, measured once, gives the first decision of a size class (sizes within a factor of two).
-// From then on real calls are timed. Each rank times its own, so times count only once they are agreed: every
-// kAgreeEvery calls of a class wants_agreement() asks the caller to all-reduce local_times() with MAX and to hand the
-// result to agree(). Choices change only by a clear margin (hysteresis). The choice not taken is tried once in
-// kExploreEvery calls where the model gives it a chance.
+// From then on real calls are seen: seconds and sizes. Each rank sees its own, so they count only once they are agreed:
+// every kAgreeEvery calls of a class, wants_agreement() asks the caller to all-reduce the values of seen() with MAX and
+// to hand the result to agree(). Choices change only by a clear margin (hysteresis). The choice not taken is tried once
+// in kExploreEvery calls where it has a chance.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -21,7 +21,12 @@
 namespace zipccl {
 
 enum class Mode : uint8_t { automatic, zip, raw };  // what the user asked for, per collective
-enum class Choice : uint8_t { raw, zip };           // what is done
+
+// What is done. The two designs differ for all-to-all only (collectives/all_to_all.h); others are zipped by design one.
+enum class Choice : uint8_t { raw, zip_one, zip_two };
+constexpr int kChoiceCount = 3;
+
+inline bool zips(Choice c) { return c != Choice::raw; }
 
 struct Decision {
   Choice choice;
@@ -41,21 +46,22 @@ class Switcher {
   const CodecModel& codec() const { return codec_; }
   double ratio(Op op) const;
 
-  // Needs measurements. Counts as a call of the class; explain() does not.
-  Decision decide(Op op, int world, uint64_t bytes);
-  Decision explain(Op op, int world, uint64_t bytes) const;
+  // One call of its class. `allowed`: the choices to take from; raw among them needs measurements.
+  using Choices = std::array<bool, kChoiceCount>;
+  Decision decide(Op op, int world, uint64_t bytes, const Choices& allowed);
+  // The same without counting: what decide() would say now.
+  Decision explain(Op op, int world, uint64_t bytes, const Choices& allowed) const;
 
-  // Sizes every rank has seen in a zipped call.
-  void observe(Op op, uint64_t raw_bytes, uint64_t wire_bytes);
+  // What this rank saw of one call. bytes: as given to decide(). raw_bytes: 0 for a raw call.
+  void record(Op op, uint64_t bytes, Choice choice, double seconds, uint64_t raw_bytes, uint64_t wire_bytes);
 
-  // Timing. record(): this rank's seconds of one call. The others, see above.
-  void record(Op op, uint64_t bytes, Choice choice, double seconds);
-  bool wants_agreement(Op op, uint64_t bytes) const;
-  struct Times {
-    double raw = 0, zip = 0;  // seconds; 0: not known
+  struct Seen {
+    std::array<double, kChoiceCount> seconds{};  // means since the last agreement; 0: none
+    double ratio = 0;                            // 0: no zipped call
   };
-  Times local_times(Op op, uint64_t bytes) const;
-  void agree(Op op, uint64_t bytes, const Times& slowest);
+  bool wants_agreement(Op op, uint64_t bytes) const;
+  Seen seen(Op op, uint64_t bytes) const;
+  void agree(Op op, uint64_t bytes, const Seen& largest);
 
   static constexpr int kAgreeEvery = 32;
   static constexpr int kExploreEvery = 64;
@@ -68,16 +74,18 @@ class Switcher {
   };
   struct Class {
     uint64_t calls = 0;
-    Choice current = Choice::raw;
     bool decided = false;
-    Mean raw, zip;   // this rank's, since the last agreement
-    Times agreed;
+    Choice current = Choice::raw;
+    std::array<Mean, kChoiceCount> seconds;  // this rank's, since the last agreement
+    Mean ratio;
+    std::array<double, kChoiceCount> agreed{};
   };
   using Key = std::pair<Op, int>;
   static Key key(Op op, uint64_t bytes);
-  // Seconds of both choices: agreed where known, else the model's.
-  Times expected(Op op, int world, uint64_t bytes, const Class* c) const;
-  std::string describe(Op op, int world, uint64_t bytes, const Times& t, const Class* c) const;
+  const Class* find(Op op, uint64_t bytes) const;
+  // Seconds of each choice: agreed where known, else the model's, scaled by how far it was off for the others.
+  std::array<double, kChoiceCount> expected(Op op, int world, uint64_t bytes, const Class* c) const;
+  Decision settle(Op op, int world, uint64_t bytes, const Choices& allowed, const Class& c) const;
 
   bool measured_ = false;
   LinkModel link_;

@@ -4,9 +4,8 @@
 // the current stream has been made to wait for them. No gradient graph is recorded.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <chrono>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 namespace zipccl {
@@ -24,8 +23,8 @@ class Messages {
   // As many all-gathers as tensors, in one inner call.
   void all_gather(std::vector<at::Tensor> outs, std::vector<at::Tensor> ins) const;
 
-  // sends[r] goes to rank r, receives[r] comes from it: uint8, contiguous, any sizes, the own ones empty. Every rank must
-  // call, with nothing to send too.
+  // sends[r] goes to rank r, receives[r] comes from it: uint8, contiguous, any sizes, the own ones empty. Every rank
+  // must call, with nothing to send too.
   void all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const;
   // out[world] gets in[world] transposed over ranks. int64.
   void all_to_all_words(at::Tensor out, at::Tensor in) const;

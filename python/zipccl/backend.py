@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from zipccl import _C
-from zipccl.options import Options, from_pg_options
+from zipccl.options import COLLECTIVES, Options, from_pg_options
 
 NAME = "zipccl"
 
@@ -26,12 +25,12 @@ def _create(group: Any, pg_options: Any) -> _C.ZipBackend:
     options = from_pg_options(pg_options)
     _check_same_options(group, options)
     devices = options.inner_backends()
-    zip_wanted = options.all_gather != "raw" and group.group_size > 1
+    zip_wanted = group.group_size > 1 and any(getattr(options, name) != "raw" for name in COLLECTIVES)
     cpu = _gloo(group, "gloo") if "cpu" in devices else None
     # Zipped CPU collectives run on their own thread; their messages must not mix with those of the caller's thread.
     cpu_zip = _gloo(group, "gloo-zip") if cpu is not None and zip_wanted else None
     cuda = _nccl(group, options) if "cuda" in devices and torch.cuda.is_available() else None
-    if cuda is not None and _C.cuda_version is None and options.all_gather == "zip":
+    if cuda is not None and _C.cuda_version is None and "zip" in options.native()["modes"].values():
         warnings.warn("zipccl was built without CUDA: CUDA tensors travel raw", stacklevel=2)
     return _C.ZipBackend(
         group.group_rank,
@@ -39,10 +38,7 @@ def _create(group: Any, pg_options: Any) -> _C.ZipBackend:
         cpu,
         cpu_zip,
         cuda,
-        all_gather=options.all_gather,
-        checksum=options.checksum,
-        min_bytes=options.min_bytes,
-        log_decisions=os.environ.get("ZIPCCL_DEBUG", "").upper() == "INFO",
+        options.native(),
     )
 
 
@@ -142,16 +138,16 @@ def explain(
     A collective call: the first one of a group measures the link, so every rank must make it.
 
     Args:
-        op: ``"all_gather"``.
-        bytes: raw bytes each rank contributes, taken as bf16.
+        op: ``"all_gather"``, ``"all_to_all"``, ``"broadcast"``, ``"scatter"``, ``"gather"``, ``"reduce_scatter"`` or
+            ``"all_reduce"``.
+        bytes: raw bytes of the call, taken as bf16: of one rank's shard for all-gather, of one rank's whole input for
+            all-to-all and reduce-scatter, of the tensor otherwise.
         device: whose tensors; default: the current CUDA device if the group has NCCL, else the CPU.
 
     Returns:
-        An object with ``choice`` (``"zip"`` or ``"raw"``), ``reason``, ``raw_seconds`` and ``zip_seconds`` (modelled).
+        An object with ``choice`` (``"zip"`` or ``"raw"``), ``reason``, ``raw_seconds`` and ``zip_seconds`` (expected).
     """
-    if op != "all_gather":
-        raise ValueError(f'explain() knows "all_gather", not {op!r}')
     backend = zip_backends(group)[0]
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if backend.inner("cuda") else "cpu"
-    return backend.explain(torch.device(device), bytes)
+    return backend.explain(op, torch.device(device), bytes)

@@ -6,8 +6,12 @@ import dataclasses
 import os
 from typing import Any
 
+import torch
+
 MODES = ("auto", "zip", "raw")
 CODES = ("auto", "fast")
+COLLECTIVES = ("all_gather", "all_to_all", "broadcast", "scatter", "gather", "reduce_scatter", "all_reduce")
+WIRE_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclasses.dataclass
@@ -15,13 +19,21 @@ class Options:
     """How the collectives of a group travel. Pass it as ``pg_options``; it must be the same on every rank.
 
     Every field left at its default is taken from the environment variable ``ZIPCCL_<FIELD>`` where that is set
-    (``ZIPCCL_ALL_GATHER=zip``, ``ZIPCCL_MIN_BYTES=65536``, ``ZIPCCL_CHECKSUM=1``).
+    (``ZIPCCL_ALL_GATHER=zip``, ``ZIPCCL_MIN_BYTES=65536``, ``ZIPCCL_WIRE_DTYPE=bfloat16``, ``ZIPCCL_CHECKSUM=1``).
 
     Args:
-        all_gather: ``"auto"`` zips where it is expected to be faster on this link, ``"zip"`` always, ``"raw"`` never.
-            Lossless either way.
+        all_gather, all_to_all, broadcast, scatter, gather: ``"auto"`` zips where it is expected to be faster on this
+            link, ``"zip"`` always, ``"raw"`` never. Lossless in every case.
+        reduce_scatter, all_reduce: the same, but ``"raw"`` by default: zipped they are the fp32 sum in rank order,
+            rounded once (section 4.2), which has other bits than the inner backend's sum. SUM, AVG and PREMUL_SUM of
+            fp32, bf16 and fp16; everything else is raw.
         code: ``"fast"``, ZipCCL's 3-bit exponent code (section 4.1); ``"auto"`` is ``"fast"``.
-        min_bytes: calls that gather fewer bytes stay raw. Default: 1 MiB for ``"auto"``, 0 for ``"zip"``.
+        all_to_all_design: ``1`` (sizes, then frames), ``2`` (static parts at once, then the rest; section 5.1), or
+            ``"auto"``, which times both.
+        wire_dtype: ``torch.bfloat16`` or ``torch.float16``: zipped reductions of wider inputs travel in this dtype.
+            Rounds every input once; the sum stays fp32.
+        min_bytes: calls of fewer bytes (all-gather: gathered bytes) stay raw. Default: 1 MiB for ``"auto"``; for
+            ``"zip"`` 64 KiB in reductions and 0 elsewhere.
         checksum: frames carry a checksum and every call waits until it is verified.
         inner: inner backends, ``"gloo"``, ``"nccl"`` or ``"cpu:gloo,cuda:nccl"``. Default: gloo for CPU tensors and,
             where a GPU is visible, NCCL for CUDA tensors.
@@ -32,7 +44,15 @@ class Options:
     """
 
     all_gather: str = "auto"
+    all_to_all: str = "auto"
+    broadcast: str = "auto"
+    scatter: str = "auto"
+    gather: str = "auto"
+    reduce_scatter: str = "raw"
+    all_reduce: str = "raw"
     code: str = "auto"
+    all_to_all_design: str | int = "auto"
+    wire_dtype: torch.dtype | None = None
     min_bytes: int | None = None
     checksum: bool = False
     inner: str | None = None
@@ -43,10 +63,18 @@ class Options:
             variable = f"ZIPCCL_{field.name.upper()}"
             if field.name != "nccl_options" and getattr(self, field.name) == field.default and variable in os.environ:
                 setattr(self, field.name, _parse(field.name, variable, os.environ[variable]))
-        if self.all_gather not in MODES:
-            raise ValueError(f"all_gather must be one of {MODES}, not {self.all_gather!r}")
+        self.validate()
+
+    def validate(self) -> None:
+        for name in COLLECTIVES:
+            if getattr(self, name) not in MODES:
+                raise ValueError(f"{name} must be one of {MODES}, not {getattr(self, name)!r}")
         if self.code not in CODES:
             raise ValueError(f"code must be one of {CODES}, not {self.code!r}")
+        if self.all_to_all_design not in ("auto", 1, 2):
+            raise ValueError(f'all_to_all_design must be "auto", 1 or 2, not {self.all_to_all_design!r}')
+        if self.wire_dtype not in (None, *WIRE_DTYPES.values()):
+            raise ValueError(f"wire_dtype must be torch.bfloat16, torch.float16 or None, not {self.wire_dtype!r}")
         if self.min_bytes is not None and self.min_bytes < 0:
             raise ValueError(f"min_bytes must not be negative, not {self.min_bytes}")
         self.inner_backends()
@@ -65,9 +93,24 @@ class Options:
             chosen[device] = name
         return chosen
 
+    def native(self) -> dict[str, Any]:
+        """As zipccl._C takes them."""
+        return {
+            "modes": {name: getattr(self, name) for name in COLLECTIVES},
+            "all_to_all_design": 0 if self.all_to_all_design == "auto" else self.all_to_all_design,
+            "wire_dtype": self.wire_dtype,
+            "min_bytes": self.min_bytes,
+            "checksum": self.checksum,
+            "log_decisions": os.environ.get("ZIPCCL_DEBUG", "").upper() == "INFO",
+        }
+
     def fingerprint(self) -> str:
         """What must be equal on all ranks of a group."""
-        return f"all_gather={self.all_gather} code={self.code} min_bytes={self.min_bytes} checksum={self.checksum}"
+        return " ".join(
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if field.name not in ("inner", "nccl_options")
+        )
 
 
 def _parse(name: str, variable: str, text: str) -> Any:
@@ -79,6 +122,12 @@ def _parse(name: str, variable: str, text: str) -> Any:
         if text.lower() not in ("0", "1", "true", "false"):
             raise ValueError(f"{variable} must be 0 or 1, not {text!r}")
         return text.lower() in ("1", "true")
+    if name == "wire_dtype":
+        if text not in WIRE_DTYPES:
+            raise ValueError(f"{variable} must be one of {tuple(WIRE_DTYPES)}, not {text!r}")
+        return WIRE_DTYPES[text]
+    if name == "all_to_all_design" and text in ("1", "2"):
+        return int(text)
     return text
 
 

@@ -1,0 +1,38 @@
+// One call of a collective that zipccl may zip, whatever the collective: what it moves, how it is done zipped and how
+// raw. ZipBackend::run() takes it from there, on the CPU worker or on the group's CUDA stream.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "collectives/place.h"
+#include "collectives/traffic.h"
+#include "policy/switcher.h"
+
+namespace zipccl {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// The raw form of a call, to be made on whichever backend carries it.
+using RawCall = std::function<WorkPtr(c10d::Backend&)>;
+
+struct OwnCall {
+  Op op;
+  c10d::OpType type;
+  std::vector<at::Tensor> inputs, outputs;  // as the user passed them; outputs are the future's value
+  std::chrono::milliseconds timeout;
+  RawCall raw;
+
+  // Filled in where the call can be zipped; all ranks know these alike.
+  bool zippable = false;
+  uint64_t bytes = 0;  // of the call, in the sense of policy/model.h
+  FrameOptions frame;
+  std::function<Traffic(const Place&, Choice)> zip;
+
+  uint64_t received = 0;  // raw bytes from other ranks, for the statistics
+};
+
+}  // namespace zipccl

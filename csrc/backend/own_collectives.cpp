@@ -1,0 +1,327 @@
+// The collectives that may be zipped, in all their forms: what each call moves, when it may be zipped, and how.
+//
+// Where arguments do not fit each other the call is not zipped: the inner backend reports it in its own words.
+#include <limits>
+
+#include "backend/zip_backend.h"
+#include "collectives/all_gather.h"
+#include "collectives/all_to_all.h"
+#include "collectives/broadcast.h"
+#include "collectives/reduce_scatter.h"
+
+namespace zipccl {
+
+namespace {
+using Tensors = std::vector<at::Tensor>;
+
+// Reductions are often of scalars (losses, norms), which stay raw unless the user says otherwise.
+constexpr uint64_t kReduceMinBytes = 64 << 10;
+// With uneven splits no rank knows the size of the others' calls; decisions assume this one.
+constexpr uint64_t kUnevenBytes = 8 << 20;
+// Smallest message of an all-to-all that is worth a frame, where the user did not say.
+constexpr uint64_t kPairMinBytes = 16 << 10;
+
+// `world` equal parts of a tensor along its values in order; empty if it has none such.
+Tensors equal_parts(const at::Tensor& t, int world) {
+  Tensors parts;
+  at::Tensor whole = t.is_contiguous() ? t.view({-1}) : t;
+  if (whole.dim() == 0 || whole.size(0) % world != 0) return parts;
+  const int64_t rows = whole.size(0) / world;
+  for (int r = 0; r < world; ++r) parts.push_back(whole.narrow(0, r * rows, rows));
+  return parts;
+}
+
+// Parts along dimension 0; empty if the splits do not fit.
+Tensors split_parts(const at::Tensor& t, const std::vector<int64_t>& splits, int world) {
+  Tensors parts;
+  if (t.dim() == 0 || splits.size() != static_cast<size_t>(world)) return parts;
+  int64_t begin = 0;
+  for (int64_t rows : splits) {
+    if (rows < 0 || rows > t.size(0) - begin) return {};
+    parts.push_back(t.narrow(0, begin, rows));
+    begin += rows;
+  }
+  return begin == t.size(0) ? parts : Tensors{};
+}
+
+bool alike(const Tensors& tensors, const at::Tensor& as) {
+  for (const at::Tensor& t : tensors)
+    if (t.scalar_type() != as.scalar_type() || t.device() != as.device() || t.layout() != at::kStrided) return false;
+  return true;
+}
+
+bool same_counts(const Tensors& tensors, int64_t count) {
+  for (const at::Tensor& t : tensors)
+    if (t.numel() != count) return false;
+  return true;
+}
+
+uint64_t total_bytes(const Tensors& tensors) {
+  uint64_t bytes = 0;
+  for (const at::Tensor& t : tensors) bytes += t.nbytes();
+  return bytes;
+}
+
+OwnCall make_call(Op op, c10d::OpType type, Tensors inputs, Tensors outputs, std::chrono::milliseconds timeout,
+                  RawCall raw) {
+  OwnCall call;
+  call.op = op;
+  call.type = type;
+  call.inputs = std::move(inputs);
+  call.outputs = std::move(outputs);
+  call.timeout = timeout;
+  call.raw = std::move(raw);
+  return call;
+}
+
+// Multiplier of PREMUL_SUM; false where it is a tensor or the op is no sum.
+bool sum_options(const c10d::ReduceOp& op, ReduceOptions* out) {
+  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+    case c10d::ReduceOp::SUM:
+      return true;
+    case c10d::ReduceOp::AVG:
+      out->average = true;
+      return true;
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      if (!factor || factor->tensor_factor.defined()) return false;
+      out->premultiply = static_cast<float>(factor->double_factor);
+      return true;
+    }
+    default:
+      return false;
+  }
+}
+}  // namespace
+
+// ---- all-gather ----
+
+OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<Tensors> outputs, Tensors user_outputs,
+                                std::chrono::milliseconds timeout, RawCall raw) const {
+  OwnCall call = make_call(Op::all_gather, type, inputs, std::move(user_outputs), timeout, std::move(raw));
+  const uint64_t own = total_bytes(inputs);
+  call.received = own * (size_ - 1);
+  bool fits = !inputs.empty() && inputs.size() == outputs.size() && frame_for(inputs[0], &call.frame) &&
+              alike(inputs, inputs[0]);
+  uint64_t gathered = 0;
+  std::vector<GatherItem> items;
+  for (size_t i = 0; fits && i < inputs.size(); ++i) {
+    fits = outputs[i].size() == static_cast<size_t>(size_) && alike(outputs[i], inputs[0]) &&
+           outputs[i][rank_].numel() == inputs[i].numel();
+    gathered += total_bytes(outputs[i]);
+    items.push_back({inputs[i], std::move(outputs[i])});
+  }
+  call.bytes = gathered / size_;
+  call.zippable = fits && gathered > 0 && gathered >= options_.threshold(options_.of(Op::all_gather));
+  call.zip = [items = std::move(items), frame = call.frame](const Place& place, Choice) {
+    return all_gather_zip(place, items, frame);
+  };
+  return call;
+}
+
+WorkPtr ZipBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+  Tensors parts = output.numel() == input.numel() * size_ ? equal_parts(output, size_) : Tensors{};
+  return run(
+      gather_call(c10d::OpType::_ALLGATHER_BASE, {input}, {std::move(parts)}, {output}, opts.timeout,
+                  [output, input, opts](c10d::Backend& b) mutable { return b._allgather_base(output, input, opts); }));
+}
+
+WorkPtr ZipBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                    const c10d::AllgatherOptions& opts) {
+  std::vector<Tensors> parts;
+  for (size_t i = 0; i < outputs.size() && i < inputs.size(); ++i)
+    parts.push_back(outputs[i].numel() == inputs[i].numel() * size_ ? equal_parts(outputs[i], size_) : Tensors{});
+  return run(gather_call(c10d::OpType::COALESCED, inputs, std::move(parts), outputs, opts.timeout,
+                         [outputs, inputs, opts](c10d::Backend& b) mutable {
+                           return b.allgather_into_tensor_coalesced(outputs, inputs, opts);
+                         }));
+}
+
+WorkPtr ZipBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  return run(
+      gather_call(c10d::OpType::ALLGATHER, inputs, outputs, outputs.empty() ? Tensors{} : outputs[0], opts.timeout,
+                  [outputs, inputs, opts](c10d::Backend& b) mutable { return b.allgather(outputs, inputs, opts); }));
+}
+
+// ---- all-to-all ----
+
+OwnCall ZipBackend::all_to_all_call(c10d::OpType type, Tensors inputs, Tensors outputs, Tensors user_inputs,
+                                    Tensors user_outputs, bool even, std::chrono::milliseconds timeout,
+                                    RawCall raw) const {
+  OwnCall call =
+      make_call(Op::all_to_all, type, std::move(user_inputs), std::move(user_outputs), timeout, std::move(raw));
+  for (int r = 0; r < static_cast<int>(outputs.size()); ++r)
+    if (r != rank_) call.received += outputs[r].nbytes();
+  const size_t world = static_cast<size_t>(size_);
+  const Mode mode = options_.of(Op::all_to_all);
+  const uint64_t threshold = options_.threshold(mode);
+  bool fits = inputs.size() == world && outputs.size() == world && frame_for(inputs[0], &call.frame) &&
+              alike(inputs, inputs[0]) && alike(outputs, inputs[0]) && inputs[rank_].numel() == outputs[rank_].numel();
+  call.bytes = even ? total_bytes(inputs) : kUnevenBytes;
+  call.zippable = fits && (!even || (call.bytes > 0 && call.bytes >= threshold));
+  PairOptions pair;
+  pair.frame = call.frame;
+  // Both ends of a message know its size, so a small one can stay raw without a word.
+  pair.min_bytes = options_.min_bytes ? threshold / world : mode == Mode::zip ? 0 : kPairMinBytes;
+  call.zip = [inputs = std::move(inputs), outputs = std::move(outputs), pair](const Place& place, Choice c) mutable {
+    PairOptions chosen = pair;
+    chosen.design = c == Choice::zip_two ? Design::two : Design::one;
+    return all_to_all_zip(place, inputs, outputs, chosen);
+  };
+  return call;
+}
+
+WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                                  std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
+  const bool even = output_splits.empty() && input_splits.empty();
+  auto parts = [&](const at::Tensor& t, const std::vector<int64_t>& splits) {
+    return splits.empty() ? equal_parts(t, size_) : split_parts(t, splits, size_);
+  };
+  return run(all_to_all_call(c10d::OpType::ALLTOALL_BASE, parts(input, input_splits), parts(output, output_splits),
+                             {input}, {output}, even, opts.timeout,
+                             [output, input, output_splits, input_splits, opts](c10d::Backend& b) mutable {
+                               return b.alltoall_base(output, input, output_splits, input_splits, opts);
+                             }));
+}
+
+WorkPtr ZipBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+  return run(
+      all_to_all_call(c10d::OpType::ALLTOALL, inputs, outputs, inputs, outputs, /*even=*/false, opts.timeout,
+                      [outputs, inputs, opts](c10d::Backend& b) mutable { return b.alltoall(outputs, inputs, opts); }));
+}
+
+// ---- reductions ----
+
+// The parts common to reduce-scatter and all-reduce; zip is for the caller to set.
+OwnCall ZipBackend::reduce_call(Op op, c10d::OpType type, Tensors inputs, Tensors outputs,
+                                const c10d::ReduceOp& reduce_op, std::chrono::milliseconds timeout, RawCall raw,
+                                PairOptions* pair, ReduceOptions* reduce) const {
+  OwnCall call = make_call(op, type, inputs, std::move(outputs), timeout, std::move(raw));
+  call.bytes = total_bytes(inputs);
+  call.received = call.bytes / size_ * (size_ - 1) * (op == Op::all_reduce ? 2 : 1);
+  reduce->wire_dtype = options_.wire_dtype;
+  if (inputs.empty() || !alike(inputs, inputs[0]) || !sum_options(reduce_op, reduce)) return call;
+  if (!can_reduce(inputs[0].scalar_type(), *reduce)) return call;
+  frame_dtype(reduce->wire_dtype.value_or(inputs[0].scalar_type()), &call.frame.dtype);
+  call.frame.code = options_.code;
+  call.frame.checksum = options_.checksum;
+  pair->frame = call.frame;
+  pair->design = Design::one;  // sizes are equal, so are the ranks' times: nothing to gain from sending parts early
+  call.zippable = call.bytes > 0 && call.bytes >= options_.min_bytes.value_or(options_.of(op) == Mode::zip
+                                                                                  ? kReduceMinBytes
+                                                                                  : BackendOptions::kAutoMinBytes);
+  return call;
+}
+
+OwnCall ZipBackend::reduce_scatter_call(c10d::OpType type, std::vector<Tensors> parts, Tensors inputs, Tensors outputs,
+                                        const c10d::ReduceScatterOptions& opts, RawCall raw) const {
+  PairOptions pair;
+  ReduceOptions reduce;
+  OwnCall call = reduce_call(Op::reduce_scatter, type, inputs, outputs, opts.reduceOp, opts.timeout, std::move(raw),
+                             &pair, &reduce);
+  bool fits = parts.size() == outputs.size() && !outputs.empty() && !inputs.empty() && alike(outputs, inputs[0]);
+  for (size_t i = 0; fits && i < parts.size(); ++i)
+    fits = parts[i].size() == static_cast<size_t>(size_) && same_counts(parts[i], outputs[i].numel());
+  call.zippable = call.zippable && fits;
+  call.zip = [parts = std::move(parts), outputs, pair, reduce](const Place& place, Choice) {
+    Traffic traffic;
+    for (size_t i = 0; i < parts.size(); ++i)
+      if (outputs[i].numel() > 0) traffic += reduce_scatter_zip(place, parts[i], outputs[i], pair, reduce);
+    return traffic;
+  };
+  return call;
+}
+
+WorkPtr ZipBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                         const c10d::ReduceScatterOptions& opts) {
+  return run(reduce_scatter_call(
+      c10d::OpType::_REDUCE_SCATTER_BASE, {equal_parts(input, size_)}, {input}, {output}, opts,
+      [output, input, opts](c10d::Backend& b) mutable { return b._reduce_scatter_base(output, input, opts); }));
+}
+
+WorkPtr ZipBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                   const c10d::ReduceScatterOptions& opts) {
+  return run(reduce_scatter_call(
+      c10d::OpType::REDUCE_SCATTER, inputs, inputs.empty() ? Tensors{} : inputs[0], outputs, opts,
+      [outputs, inputs, opts](c10d::Backend& b) mutable { return b.reduce_scatter(outputs, inputs, opts); }));
+}
+
+WorkPtr ZipBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                    const c10d::ReduceScatterOptions& opts) {
+  std::vector<Tensors> parts;
+  for (const at::Tensor& t : inputs) parts.push_back(equal_parts(t, size_));
+  return run(reduce_scatter_call(c10d::OpType::COALESCED, std::move(parts), inputs, outputs, opts,
+                                 [outputs, inputs, opts](c10d::Backend& b) mutable {
+                                   return b.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+                                 }));
+}
+
+WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  PairOptions pair;
+  ReduceOptions reduce;
+  OwnCall call = reduce_call(
+      Op::all_reduce, c10d::OpType::ALLREDUCE, tensors, tensors, opts.reduceOp, opts.timeout,
+      [tensors, opts](c10d::Backend& b) mutable { return b.allreduce(tensors, opts); }, &pair, &reduce);
+  call.zippable = call.zippable && tensors.size() == 1;
+  call.zip = [tensors, pair, reduce](const Place& place, Choice) {
+    return all_reduce_zip(place, tensors[0], pair, reduce);
+  };
+  return run(std::move(call));
+}
+
+// ---- from and to one rank ----
+
+WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  const int root = static_cast<int>(opts.rootRank);
+  OwnCall call = make_call(Op::broadcast, c10d::OpType::BROADCAST, tensors, tensors, opts.timeout,
+                           [tensors, opts](c10d::Backend& b) mutable { return b.broadcast(tensors, opts); });
+  call.bytes = total_bytes(tensors);
+  call.received = rank_ == root ? 0 : call.bytes;
+  call.zippable = tensors.size() == 1 && opts.rootTensor == 0 && root >= 0 && root < size_ &&
+                  frame_for(tensors[0], &call.frame) && call.bytes > 0 &&
+                  call.bytes >= options_.threshold(options_.of(Op::broadcast));
+  call.zip = [tensors, root, frame = call.frame](const Place& place, Choice) {
+    return broadcast_zip(place, tensors[0], root, frame);
+  };
+  return run(std::move(call));
+}
+
+WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) {
+  const int root = static_cast<int>(opts.rootRank);
+  OwnCall call =
+      make_call(Op::scatter, c10d::OpType::SCATTER, inputs.empty() ? Tensors{} : inputs[0], outputs, opts.timeout,
+                [outputs, inputs, opts](c10d::Backend& b) mutable { return b.scatter(outputs, inputs, opts); });
+  call.bytes = total_bytes(outputs);
+  call.received = rank_ == root ? 0 : call.bytes;
+  call.zippable = outputs.size() == 1 && root >= 0 && root < size_ && frame_for(outputs[0], &call.frame) &&
+                  call.bytes > 0 && call.bytes >= options_.threshold(options_.of(Op::scatter));
+  if (rank_ == root)  // wrong arguments of the root are its own to report; the others then wait as for the inner one
+    call.zippable = call.zippable && inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(size_) &&
+                    alike(inputs[0], outputs[0]) && same_counts(inputs[0], outputs[0].numel());
+  call.zip = [output = outputs.empty() ? at::Tensor() : outputs[0], parts = call.inputs, root, frame = call.frame](
+                 const Place& place, Choice) {
+    return scatter_zip(place, output, place.rank() == root ? parts : Tensors{}, root, frame);
+  };
+  return run(std::move(call));
+}
+
+WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
+  const int root = static_cast<int>(opts.rootRank);
+  OwnCall call =
+      make_call(Op::gather, c10d::OpType::GATHER, inputs, outputs.empty() ? Tensors{} : outputs[0], opts.timeout,
+                [outputs, inputs, opts](c10d::Backend& b) mutable { return b.gather(outputs, inputs, opts); });
+  call.bytes = total_bytes(inputs);
+  call.received = rank_ == root ? call.bytes * (size_ - 1) : 0;
+  call.zippable = inputs.size() == 1 && root >= 0 && root < size_ && frame_for(inputs[0], &call.frame) &&
+                  call.bytes > 0 && call.bytes >= options_.threshold(options_.of(Op::gather));
+  if (rank_ == root)
+    call.zippable = call.zippable && outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_) &&
+                    alike(outputs[0], inputs[0]) && same_counts(outputs[0], inputs[0].numel());
+  call.zip = [input = inputs.empty() ? at::Tensor() : inputs[0], parts = call.outputs, root, frame = call.frame](
+                 const Place& place, Choice) {
+    return gather_zip(place, place.rank() == root ? parts : Tensors{}, input, root, frame);
+  };
+  return run(std::move(call));
+}
+
+}  // namespace zipccl

@@ -1,0 +1,27 @@
+// What the CPU worker and the CUDA stream share: deciding how a call is done, doing it zipped, and agreeing now and
+// then on what the ranks saw. All of it runs in the order of the calls, on every rank alike.
+#pragma once
+
+#include "backend/options.h"
+#include "backend/own_call.h"
+
+namespace zipccl {
+
+// What the options leave to choose from.
+Switcher::Choices choices(Op op, const BackendOptions& options);
+
+// Measures link and codec first where raw is a choice and nothing was measured yet.
+Decision decide(const Place& place, Op op, uint64_t bytes, const FrameOptions& frame, const BackendOptions& options,
+                Switcher* switcher);
+
+// The same without counting a call, for people.
+Decision explain_at(const Place& place, Op op, uint64_t bytes, const FrameOptions& frame, const BackendOptions& options,
+                    Switcher* switcher);
+
+// True where times decide, so that calls must be timed.
+bool is_timed(Op op, const BackendOptions& options);
+
+// Every Switcher::kAgreeEvery calls of a class: a small all-reduce.
+void agree(const Place& place, Op op, uint64_t bytes, Switcher* switcher);
+
+}  // namespace zipccl
