@@ -47,15 +47,6 @@ py::dict stats_dict(const ZipBackend& backend) {
 void bind_backend(py::module_& m) {
   py::module_::import("torch.distributed");  // registers c10d::Backend, our base class
 
-  py::class_<Decision>(m, "Decision")
-      .def_property_readonly("choice", [](const Decision& d) { return d.choice == Choice::zip ? "zip" : "raw"; })
-      .def_readonly("reason", &Decision::reason)
-      .def_readonly("raw_seconds", &Decision::raw_seconds)
-      .def_readonly("zip_seconds", &Decision::zip_seconds)
-      .def("__repr__", [](const Decision& d) {
-        return std::string("Decision(") + (d.choice == Choice::zip ? "zip" : "raw") + ": " + d.reason + ")";
-      });
-
   // Waiting for peers must not hold the GIL: every call that can wait releases it, and so does the destructor.
   py::class_<ZipBackend, c10::intrusive_ptr<ZipBackend>, c10d::Backend>(m, "ZipBackend")
       .def(py::init(&make_backend), py::arg("rank"), py::arg("size"), py::arg("cpu"), py::arg("cpu_zip"),
