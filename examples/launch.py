@@ -170,6 +170,7 @@ class _Rank:
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [*prefix, sys.executable, *command],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -187,7 +188,6 @@ class _Rank:
             self.waiting = False
             with contextlib.suppress(BrokenPipeError):  # it died; its pipe will say so
                 self.process.stdin.write(b"t")
-                self.process.stdin.flush()
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -206,7 +206,7 @@ def _free_port() -> int:
 def _watch(ranks: list[_Rank], on_message: OnMessage) -> None:
     """Passes messages on and turns round until every rank is done."""
     programs = list(dict.fromkeys(rank.program for rank in ranks))
-    turn = programs[0]
+    turn = programs[-1]  # so the first one's comes next
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
             selector.register(rank.reader, selectors.EVENT_READ, rank)

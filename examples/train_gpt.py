@@ -40,6 +40,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 ROWS, CONTEXT = 2, 128  # per rank and step
 SEED = 1234
+LEARNING_RATE, RAMP = 1e-3, 10  # reached after RAMP steps
 TURN = 5  # steps after which the other run has its turn
 WARMUP = 3  # steps left out of the timing
 TIMEOUT = timedelta(seconds=120)
@@ -61,13 +62,14 @@ def train(args: argparse.Namespace) -> dict:
     init_process_group(args.phase, args.device)
 
     model = shard(GPT(context=CONTEXT).to(device), device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     text = corpus.load()
 
     def batch(step: int) -> torch.Tensor:
         return corpus.batch(text, ROWS, CONTEXT, seed=SEED, step=step, rank=rank).to(device)
 
     def train_step(step: int) -> float:
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, (step + 1) / RAMP)
         loss = model(batch(step))
         loss.backward()
         optimizer.step()
