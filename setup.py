@@ -16,6 +16,7 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.errors import CompileError, LinkError
 
 try:
     import torch
@@ -197,7 +198,10 @@ class BuildExtension(BuildExtensionBase):
         for name in vars(extension):
             if not name.startswith("_") and name != "name":
                 setattr(self.extensions[0], name, getattr(extension, name))
-        super().run()
+        try:
+            super().run()
+        except (RuntimeError, CompileError, LinkError):
+            fail("the compiler failed; its message stands above.")
         self.write_build_info(cuda, archs)
 
     def build_extensions(self):

@@ -163,7 +163,7 @@ def main() -> int:
 
     tables: dict[str, harness.Table] = {}
 
-    def show(rank: int, row: dict) -> None:
+    def show(program: str, rank: int, row: dict) -> None:
         if rank != 0:
             return
         name = row.pop("collective")
@@ -183,7 +183,7 @@ def main() -> int:
             if cluster.prints:
                 over = f", joined by a {args.link} link" if args.link else ""
                 print(f"zipccl {zipccl.__version__}, {cluster.world} ranks, {args.device}{over}; values: {values}")
-            launch.run(worker, cluster, show)
+            launch.run({"benchmark": worker}, cluster, show)
     except (LinkError, launch.RankDied) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1

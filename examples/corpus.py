@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sysconfig
+import zlib
 from pathlib import Path
 
 import torch
@@ -22,6 +23,6 @@ def load(max_bytes: int = 4 << 20) -> torch.Tensor:
 
 def batch(text: torch.Tensor, rows: int, length: int, *, seed: int, step: int, rank: int) -> torch.Tensor:
     """`rows` random stretches of length + 1 bytes, which depend on the arguments alone."""
-    generator = torch.Generator().manual_seed((seed << 40) + (step << 16) + rank)
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {step} {rank}".encode()))
     starts = torch.randint(len(text) - length, (rows, 1), generator=generator)
     return text[starts + torch.arange(length + 1)].long()

@@ -1,19 +1,22 @@
-"""Starts the ranks of a distributed program as fresh processes, hears from them, and notices when one dies.
+"""Starts the ranks of distributed programs as fresh processes, hears from them, and notices when one dies.
 
 In the parent:
 
-    results = launch.run([script, "--worker", ...], cluster, on_message=show)
+    results = launch.run({"gloo": [script, "--worker", ...], "zipccl": [...]}, cluster, on_message=show)
 
 In the script, when it is started as a rank:
 
     launch.rank_main(work)     # work() may call launch.tell({...}); what it returns is that rank's result
 
-Under torchrun the parent is itself one rank of many: it then starts that one rank only. Otherwise it starts all ranks.
+Several programs live side by side but compute in turns, if they call launch.wait_for_turn() wherever they may pause:
+what else the machine does then slows them alike. Under torchrun the parent is itself one rank of many and starts that
+one rank of each program; otherwise it starts all ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import selectors
@@ -135,35 +138,39 @@ class Cluster:
 # ---- In the parent --------------------------------------------------------------------------------------------
 
 
-def run(
-    command: list[str], cluster: Cluster, on_message: Callable[[int, dict], None] = lambda rank, message: None
-) -> dict[int, Any]:
-    """Runs `python command...` once per rank and returns what each rank's work() returned.
+OnMessage = Callable[[str, int, dict], None]  # program, rank, message
+
+
+def run(commands: dict[str, list[str]], cluster: Cluster, on_message: OnMessage) -> dict[str, dict[int, Any]]:
+    """Runs each program, `python command...`, once per rank. Returns what every work() returned, by program and rank.
 
     Raises RankDied, with the end of that rank's output, as soon as one of them ends in any other way.
     """
-    port = _free_port()
     with tempfile.TemporaryDirectory(prefix="zipccl-") as directory:
         ranks: list[_Rank] = []
         try:
-            for rank in cluster.ranks:
-                ranks.append(_Rank(rank, command, cluster, port, directory))
-            return _watch(ranks, on_message)
+            for program, command in commands.items():
+                port = _free_port()
+                for rank in cluster.ranks:
+                    ranks.append(_Rank(program, rank, command, cluster, port, directory))
+            _watch(ranks, on_message)
+            return {p: {r.rank: r.result for r in ranks if r.program == p} for p in commands}
         finally:
             for rank in ranks:
                 rank.end()
 
 
 class _Rank:
-    def __init__(self, rank: int, command: list[str], cluster: Cluster, port: int, directory: str):
-        self.rank = rank
-        self.log_path = Path(directory, f"rank{rank}.log")
+    def __init__(self, program: str, rank: int, command: list[str], cluster: Cluster, port: int, directory: str):
+        self.program, self.rank = program, rank
+        self.log_path = Path(directory, f"{program}-rank{rank}.log")
         self.reader, writer = os.pipe()
         env = cluster.environment(rank, port) | {_PIPE: str(writer)}
         prefix = cluster.link.enter(cluster.side(rank)) if cluster.link else []
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [*prefix, sys.executable, *command],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -174,6 +181,13 @@ class _Rank:
         self.buffer = b""
         self.result: Any = None
         self.done = False
+        self.waiting = False  # for its turn
+
+    def give_turn(self) -> None:
+        if self.waiting:
+            self.waiting = False
+            with contextlib.suppress(BrokenPipeError):  # it died; its pipe will say so
+                self.process.stdin.write(b"t")
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -189,7 +203,10 @@ def _free_port() -> int:
         return s.getsockname()[1]
 
 
-def _watch(ranks: list[_Rank], on_message: Callable[[int, dict], None]) -> dict[int, Any]:
+def _watch(ranks: list[_Rank], on_message: OnMessage) -> None:
+    """Passes messages on and turns round until every rank is done."""
+    programs = list(dict.fromkeys(rank.program for rank in ranks))
+    turn = programs[-1]  # so the first one's comes next
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
             selector.register(rank.reader, selectors.EVENT_READ, rank)
@@ -207,13 +224,21 @@ def _watch(ranks: list[_Rank], on_message: Callable[[int, dict], None]) -> dict[
                     message = json.loads(line)
                     if "result" in message:
                         rank.result, rank.done = message["result"], True
+                    elif "waiting" in message:
+                        rank.waiting = True
                     else:
-                        on_message(rank.rank, message)
-    return {rank.rank: rank.result for rank in ranks}
+                        on_message(rank.program, rank.rank, message)
+            if all(r.waiting or r.done for r in ranks):  # so the one whose turn it was has ended it
+                unfinished = [p for p in programs if any(r.program == p and not r.done for r in ranks)]
+                after = [p for p in unfinished if programs.index(p) > programs.index(turn)]
+                turn = (after or unfinished or [turn])[0]
+                for r in ranks:
+                    if r.program == turn:
+                        r.give_turn()
 
 
 def _describe_death(ranks: list[_Rank], first: _Rank) -> str:
-    # When one rank dies the others fail too, moments later. The one that wrote to its log first is the cause.
+    # When one rank dies its peers fail too, moments later. The one that wrote to its log first is the cause.
     time.sleep(0.05)
     dead = [r for r in ranks if r.process.poll() not in (None, 0)] or [first]
     cause = min(dead, key=lambda r: r.log_path.stat().st_mtime_ns)
@@ -221,9 +246,7 @@ def _describe_death(ranks: list[_Rank], first: _Rank) -> str:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     log = cause.log_path.read_text(errors="replace").splitlines()[-_LOG_LINES:]
     said = "\n".join(f"  | {line}" for line in log) or "  | (it printed nothing)"
-    others = len(ranks) - 1
-    rest = f"; the other {others} were stopped" if others > 1 else "; the other was stopped" if others else ""
-    return f"rank {cause.rank} {how}{rest}. Its last output:\n{said}"
+    return f"rank {cause.rank} of the {cause.program} run {how}; the others were stopped. Its last output:\n{said}"
 
 
 def exit_cleanly_on_sigterm() -> None:
@@ -240,8 +263,17 @@ def tell(message: dict) -> None:
         pipe.write(json.dumps(message).encode() + b"\n")
 
 
+def wait_for_turn() -> None:
+    """Ends this rank's turn, if it has one, and returns when it has the next."""
+    tell({"waiting": True})
+    _turns.acquire()
+
+
+_turns = threading.Semaphore(0)
+
+
 def rank_main(work: Callable[[], Any]) -> NoReturn:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_listen, daemon=True).start()
     code = 0
     try:
         tell({"result": work()})
@@ -253,6 +285,8 @@ def rank_main(work: Callable[[], Any]) -> NoReturn:
     os._exit(code)  # interpreter shutdown with torch loaded takes seconds
 
 
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()  # returns when the parent is gone, however it went
+def _listen() -> None:
+    """The parent writes one byte per turn. When it is gone, however it went, so is this rank."""
+    while os.read(0, 1):
+        _turns.release()
     os._exit(1)

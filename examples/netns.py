@@ -13,6 +13,7 @@ kernel removes everything, shaping included, however the program ends: return, e
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -66,15 +67,11 @@ class ShapedLink:
         bucket = max(_SMALLEST_BUCKET, int(self.bits_per_second / 8 * 0.002))
         for _ in range(2):
             # cat echoes one line once it runs, which is when its namespace exists; then it waits for the end of input.
-            keeper = subprocess.Popen(
-                ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
+            pipe = subprocess.PIPE
+            keeper = subprocess.Popen(["unshare", "--net", "cat"], bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe)
             self._keepers.append(keeper)
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 keeper.stdin.write(b"ready\n")
-                keeper.stdin.flush()
-            except BrokenPipeError:
-                pass
             if keeper.stdout.readline() != b"ready\n":
                 raise _refused(keeper.stderr.read().decode())
         _ip(*self.enter(0), "ip", "link", "add", INTERFACE, "type", "veth",

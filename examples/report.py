@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 
 import launch
 
 _NOISE = 3.0  # percent
-Results = dict[str, dict[int, dict]]  # phase -> rank -> what train() returned
+Results = dict[str, dict[int, dict]]  # backend -> rank -> what train() returned
 
 
 def compare(results: Results) -> dict[str, bool]:
     """Whether the two runs computed the same bits, on every rank this process started. Empty after a single run."""
     if len(results) < 2:
         return {}
-    inner, zipped = results["inner"], results["zipccl"]
+    inner, zipped = results.values()
     return {
         what: all(inner[rank][what] == zipped[rank][what] for rank in inner) for what in ("loss_bits", "weights_sha256")
     }
 
 
 def text(args: argparse.Namespace, cluster: launch.Cluster, results: Results, comparison: dict[str, bool]) -> str:
-    inner = launch.inner_name(args.device)
-    runs = {inner if phase == "inner" else phase: ranks[cluster.ranks[0]] for phase, ranks in results.items()}
+    runs = {name: ranks[cluster.ranks[0]] for name, ranks in results.items()}
     lines = table(runs, args.steps)
     if comparison:
         lines += ["", *identity_sentences(args.steps, len(cluster.ranks), comparison)]
@@ -34,10 +34,14 @@ def text(args: argparse.Namespace, cluster: launch.Cluster, results: Results, co
             "         Gradients (reduce-scatter) go through the inner backend: another order of adding changes bits.",
         ]
     if len(runs) == 2:
-        lines.append("Time     " + time_sentence(*(run["ms_per_step"] for run in runs.values()), args, inner))
+        lines.append("Time     " + time_sentence(*(run["ms_per_step"] for run in runs.values()), args, list(runs)[0]))
     if "zipccl" in runs:
         how = "compressed" if moved["auto"] == "zip" else "uncompressed"
-        lines.append(f"Auto     By default zipccl would send messages of this size {how}: {moved['auto_reason']}")
+        lines += textwrap.wrap(
+            f"Auto     By default zipccl would send messages of this size {how}: {moved['auto_reason']}",
+            width=110,
+            subsequent_indent=" " * 9,
+        )
     return "\n".join(lines)
 
 
@@ -51,8 +55,8 @@ def table(runs: dict[str, dict], steps: int) -> list[str]:
         raw, wire = moved["raw_bytes"], moved["wire_bytes"]
         sent = {name: wire if name == "zipccl" else raw for name in runs}
         rows[1:1] = [
-            ("all-gather per step, raw", {name: f"{raw / steps / 1e6:.2f} MB" for name in runs}),
-            ("all-gather per step, on the wire", {name: f"{b / steps / 1e6:.2f} MB" for name, b in sent.items()}),
+            ("all-gathered per rank and step, raw", {name: f"{raw / steps / 1e6:.2f} MB" for name in runs}),
+            ("the same on the wire", {name: f"{b / steps / 1e6:.2f} MB" for name, b in sent.items()}),
             ("bits on the wire per bf16 value", {name: f"{16 * b / raw:.2f}" for name, b in sent.items()}),
         ]
     head = f"{'':<36}" + "".join(f"{name:>14}" for name in runs)

@@ -7,7 +7,7 @@
 
 The text is the source of Python's standard library. Parameters are gathered in bf16 and gradients reduced in fp32. The
 zipccl run forces every all-gather through compression, so that there is something to see; by default ("auto") zipccl
-compresses only where that is faster.
+compresses only where that is faster. The two runs are separate processes that take turns of a few steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -38,6 +40,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 ROWS, CONTEXT = 2, 128  # per rank and step
 SEED = 1234
+LEARNING_RATE, RAMP = 1e-3, 10  # reached after RAMP steps
+TURN = 5  # steps after which the other run has its turn
 WARMUP = 3  # steps left out of the timing
 TIMEOUT = timedelta(seconds=120)
 
@@ -58,13 +62,14 @@ def train(args: argparse.Namespace) -> dict:
     init_process_group(args.phase, args.device)
 
     model = shard(GPT(context=CONTEXT).to(device), device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     text = corpus.load()
 
     def batch(step: int) -> torch.Tensor:
         return corpus.batch(text, ROWS, CONTEXT, seed=SEED, step=step, rank=rank).to(device)
 
     def train_step(step: int) -> float:
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, (step + 1) / RAMP)
         loss = model(batch(step))
         loss.backward()
         optimizer.step()
@@ -73,10 +78,12 @@ def train(args: argparse.Namespace) -> dict:
 
     losses, times = [], []
     for step in range(args.steps):
+        if step % TURN == 0:
+            launch.wait_for_turn()
         start = time.perf_counter()
         losses.append(train_step(step))
         times.append(1e3 * (time.perf_counter() - start))
-        launch.tell({"step": step + 1, "loss": losses[-1], "ms": statistics.median(times[-10:])})
+        launch.tell({"step": step + 1, "loss": losses[-1], "ms": times[-1]})
 
     result = {
         "losses": losses,
@@ -134,34 +141,39 @@ def traffic() -> dict:
 
 
 class Progress:
-    """One bar per phase: redrawn in place on a terminal, a line every fifth of the way elsewhere."""
+    """One bar for both runs: redrawn in place on a terminal, a line every ten steps elsewhere."""
 
-    def __init__(self, label: str, steps: int, quiet: bool):
-        self.label, self.steps, self.quiet = label, steps, quiet
+    def __init__(self, names: list[str], steps: int, quiet: bool):
+        self.latest = {name: {"step": 0, "loss": math.nan, "ms": math.nan} for name in names}
+        self.steps, self.quiet, self.printed = steps, quiet, 0
 
-    def __call__(self, rank: int, message: dict) -> None:
-        step, last = message["step"], message["step"] == self.steps
+    def __call__(self, name: str, rank: int, message: dict) -> None:
         if rank != 0 or self.quiet:
             return
-        full = 24 * step // self.steps
-        line = (f"{self.label}  {'#' * full}{'.' * (24 - full)}  {step:>{len(str(self.steps))}}/{self.steps}"
-                f"  loss {message['loss']:.4f}  {message['ms']:6.1f} ms/step")  # fmt: skip
+        self.latest[name] = message
+        step = min(m["step"] for m in self.latest.values())  # that all runs have done
+        full = 20 * sum(m["step"] for m in self.latest.values()) // (self.steps * len(self.latest))
+        runs = "".join(f"   {n}: loss {m['loss']:.4f}, {m['ms']:.0f} ms" for n, m in self.latest.items())
+        line = f"{'#' * full}{'.' * (20 - full)}  step {step:>{len(str(self.steps))}}/{self.steps}{runs}"
         if sys.stdout.isatty():
-            print(f"\r{line}", end="\n" if last else "", flush=True)
-        elif last or 5 * step // self.steps != 5 * (step - 1) // self.steps:
+            line = line[: shutil.get_terminal_size().columns - 1]
+            print(f"\r{line}", end="\n" if step == self.steps else "", flush=True)
+        elif step > self.printed and (step % 10 == 0 or step == self.steps):
+            self.printed = step
             print(line, flush=True)
 
 
-def run_phases(args: argparse.Namespace, cluster: launch.Cluster) -> dict[str, dict[int, dict]]:
-    phases = ["inner", "zipccl"] if args.backend == "both" else [args.backend]
-    results = {}
-    for i, phase in enumerate(phases):
-        worker = [__file__, "--phase", phase, "--steps", str(args.steps), "--device", args.device]
-        if args.dump and phase == phases[-1]:
-            worker += ["--dump", str(args.dump)]
-        label = f"[{i + 1}/{len(phases)}] {launch.inner_name(args.device) if phase == 'inner' else phase:<6}"
-        results[phase] = launch.run(worker, cluster, Progress(label, args.steps, quiet=not cluster.prints))
-    return results
+def run_both(args: argparse.Namespace, cluster: launch.Cluster) -> dict[str, dict[int, dict]]:
+    """The inner backend's run and zipccl's, or the one that was asked for: name of the backend -> rank -> result."""
+    phases = {"inner": launch.inner_name(args.device), "zipccl": "zipccl"}
+    if args.backend != "both":
+        phases = {args.backend: phases[args.backend]}
+    commands = {}
+    for phase, name in phases.items():
+        commands[name] = [__file__, "--phase", phase, "--steps", str(args.steps), "--device", args.device]
+    if args.dump:
+        commands[name] += ["--dump", str(args.dump)]
+    return launch.run(commands, cluster, Progress(list(commands), args.steps, quiet=not cluster.prints))
 
 
 def main() -> int:
@@ -174,7 +186,7 @@ def main() -> int:
             cluster = launch.Cluster(args.ranks, args.device, args.ranks_per_gpu, link)
             if cluster.prints:
                 print(introduction(args, cluster), flush=True)
-            results = run_phases(args, cluster)
+            results = run_both(args, cluster)
     except (LinkError, launch.RankDied) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
@@ -189,7 +201,7 @@ def main() -> int:
                 "what": "train_gpt", "ranks": cluster.world, "ranks_per_gpu": args.ranks_per_gpu, "link": args.link,
                 "steps": args.steps, "rows_per_rank": ROWS, "context": CONTEXT, "seed": SEED,
             }  # fmt: skip
-            args.json.write_text(json.dumps(facts | {"bit_identical": comparison, "phases": results}, indent=1) + "\n")
+            args.json.write_text(json.dumps(facts | {"bit_identical": comparison, "runs": results}, indent=1) + "\n")
     return 0 if all(comparison.values()) else 1
 
 
@@ -201,10 +213,16 @@ def introduction(args: argparse.Namespace, cluster: launch.Cluster) -> str:
         where = "on the CPU"
     if args.link:
         where += f", in two network namespaces joined by a {args.link} link"
-    return (
+    text = (
         f"A byte-level GPT of {parameters / 1e6:.1f} M parameters learns to write Python: FSDP2, bf16, AdamW, "
-        f"{args.steps} steps.\n{cluster.world} ranks {where}. Both runs start from the same seed and see the same text."
+        f"{args.steps} steps.\n{cluster.world} ranks {where}."
     )
+    if args.backend == "both":
+        text += (
+            f"\nIt is trained twice from the same seed, over {launch.inner_name(args.device)} and over zipccl, "
+            f"in turns of {TURN} steps so that both meet the same machine."
+        )
+    return text + "\n"
 
 
 def arguments() -> argparse.Namespace:

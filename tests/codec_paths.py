@@ -1,4 +1,4 @@
-"""Every way of the codec through Python, as one interface over CPU tensors: CPU scalar, CPU AVX2, CUDA."""
+"""Every way of the codec through Python, as one interface over bytes: CPU scalar, CPU AVX2, CUDA."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class Path:
     isa: str
 
     def compress(self, t: torch.Tensor, code: str = "fast", layout: str = "compact", checksum: bool = True) -> bytes:
-        # From a CPU tensor to a CUDA one strides are kept, so both devices see non-contiguous input.
         frame = _C.compress(t.to(self.device), code, layout, checksum, self.isa)
         assert frame.dtype == torch.uint8 and frame.dim() == 1 and frame.device.type == self.device
         return frame.cpu().numpy().tobytes()

@@ -61,7 +61,7 @@ def create():
     check_python()
     python = VENV / "bin" / "python"
     if VENV.exists():
-        if not runs(python, "-c", "0"):
+        if not python.exists() or not runs(python, "-c", "0"):
             fail(f"{python} does not run: remove .venv and type the same make command again.")
         if not runs(python, "-m", "pip", "--version") and not runs(python, "-m", "ensurepip"):
             fail(".venv has no pip: remove .venv and type the same make command again.")

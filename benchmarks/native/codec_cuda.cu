@@ -101,13 +101,12 @@ void run(const std::vector<char>& values, uint64_t bytes) {
   std::vector<char> a(bytes), b(bytes);
   CUDA(cudaMemcpy(a.data(), src, bytes, cudaMemcpyDeviceToHost));
   CUDA(cudaMemcpy(b.data(), dst, bytes, cudaMemcpyDeviceToHost));
-  check(host_status == 0 && a == b, "values come back");
-
   // What the copy kernel's rate allows: each side reads or writes the tensor and the frame once.
   const double allowed_s = copy_s * (bytes + frame_bytes) / (2.0 * bytes);
   std::printf("%8.2f MiB  %6.3f bits  copy %7.1f GB/s  encode %7.1f GB/s (%3.0f %%)  decode %7.1f GB/s (%3.0f %%)\n",
               bytes / 1048576.0, 8.0 * frame_bytes / count, bytes / copy_s * 1e-9, bytes / encode_s * 1e-9,
               100 * allowed_s / encode_s, bytes / decode_s * 1e-9, 100 * allowed_s / decode_s);
+  check(host_status == 0 && a == b, "values come back");
   for (void* p : {static_cast<void*>(src), static_cast<void*>(dst), static_cast<void*>(frame),
                   static_cast<void*>(scratch), static_cast<void*>(size), static_cast<void*>(status)}) {
     CUDA(cudaFree(p));

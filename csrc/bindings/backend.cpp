@@ -14,12 +14,6 @@ Mode parse_mode(const std::string& name) {
   throw py::value_error("a collective's option is \"auto\", \"zip\" or \"raw\", not \"" + name + "\"");
 }
 
-Op parse_op(const std::string& name) {
-  for (int i = 0; i < kOpCount; ++i)
-    if (name == op_name(static_cast<Op>(i))) return static_cast<Op>(i);
-  throw py::value_error("unknown collective \"" + name + "\"");
-}
-
 // As zipccl.Options.native() gives them.
 BackendOptions parse_options(const py::dict& d) {
   BackendOptions o;
@@ -60,15 +54,6 @@ py::dict stats_dict(const ZipBackend& backend) {
 
 void bind_backend(py::module_& m) {
   py::module_::import("torch.distributed");  // registers c10d::Backend, our base class
-
-  py::class_<Decision>(m, "Decision")
-      .def_property_readonly("choice", [](const Decision& d) { return zips(d.choice) ? "zip" : "raw"; })
-      .def_readonly("reason", &Decision::reason)
-      .def_readonly("raw_seconds", &Decision::raw_seconds)
-      .def_readonly("zip_seconds", &Decision::zip_seconds)
-      .def("__repr__", [](const Decision& d) {
-        return std::string("Decision(") + (zips(d.choice) ? "zip" : "raw") + ": " + d.reason + ")";
-      });
 
   // Waiting for peers must not hold the GIL: every call that can wait releases it, and so does the destructor.
   py::class_<ZipBackend, c10::intrusive_ptr<ZipBackend>, c10d::Backend>(m, "ZipBackend")

@@ -124,19 +124,12 @@ __device__ __forceinline__ FrameHeader load_header(const void* frame) {
   return h;
 }
 
-// header_check() reads the header as 32-bit words; an array of them keeps that within the aliasing rules.
-__device__ __forceinline__ uint32_t check_of(const FrameHeader& h) {
-  alignas(FrameHeader) uint32_t words[kHeaderBytes / 4];
-  memcpy(words, &h, kHeaderBytes);
-  return header_check(*reinterpret_cast<const FrameHeader*>(words));
-}
-
 __device__ __forceinline__ void write_header(FrameHeader h, uint64_t count, uint64_t frame_bytes, uint64_t checksum,
                                              void* frame) {
   h.count = count;
   h.frame_bytes = frame_bytes;
   h.checksum = checksum;
-  h.header_check = check_of(h);
+  h.header_check = header_check(h);
   uint4 words[4];
   memcpy(words, &h, kHeaderBytes);
   uint4* to = reinterpret_cast<uint4*>(frame);
@@ -148,7 +141,7 @@ __device__ __forceinline__ void write_header(FrameHeader h, uint64_t count, uint
 __device__ inline Status check_header(const FrameHeader& h, uint64_t available, uint8_t dtype, uint64_t count) {
   if (h.magic != kFrameMagic) return Status::bad_magic;
   if (h.version != kFrameVersion) return Status::bad_version;
-  if (h.header_check != check_of(h)) return Status::bad_header;
+  if (h.header_check != header_check(h)) return Status::bad_header;
   if (dtype_bytes(h.dtype) == 0 || h.code >= kCodeCount || h.count > kMaxCount) return Status::bad_header;
   uint32_t reserved = 0;
 #pragma unroll

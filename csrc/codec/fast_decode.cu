@@ -13,6 +13,7 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr uint32_t kTile = static_cast<uint32_t>(kTileValues);
+static_assert(kGroupTiles == kWarpSize, "a warp plans a group, a lane each tile");
 constexpr uint64_t kManyBlocks = 4;  // per processor: then there is a whole group for every resident block
 
 // What the tables say about a tile, and where its parts begin in the frame.

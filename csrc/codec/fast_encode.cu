@@ -17,9 +17,13 @@ namespace zipccl {
 namespace cuda {
 namespace {
 
+constexpr int kWarps = 16;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kBlocksPerProcessor = 3;  // as many as shared memory holds on sm_90
 constexpr int kTiles = static_cast<int>(kGroupTiles);
 constexpr uint32_t kTile = static_cast<uint32_t>(kTileValues);
 constexpr uint32_t kSlotBytes = 2 * kTile;
+static_assert(kTiles == kWarpSize, "a warp plans a group, a lane each tile");
 // A window tile that pays has fewer escapes than this.
 constexpr uint32_t kMostEscapes = kTile - kPlanesBytes;
 static_assert(kMaxUnitBytes + kMostEscapes <= kSlotBytes, "an encoded tile fits its slot");
@@ -43,63 +47,35 @@ __device__ __forceinline__ uint32_t quick_mean(uint32_t sum, uint32_t n) {
   return static_cast<uint32_t>(__fdividef(static_cast<float>(sum + n / 2), static_cast<float>(n)) + 1.0f / 1024);
 }
 
-// The rule of tile.h. The candidates are b, b + 1 and b + 2, fewer at the ends of the range. What tells them apart is
-// how many samples have e - b = 0, 1, 7 and 8: b holds the 0s and 1s, b + 1 the 1s and 7s, b + 2 the 7s and 8s.
-__device__ __forceinline__ uint32_t choose_base(const LaneValues& v, uint32_t m) {
-  uint32_t sums = 0, nonzero = 0;
+// First candidate for the base: mean_exponent() and candidate_base() of tile.h. Values past m are zero and do not
+// count.
+__device__ __forceinline__ uint32_t mean_of_samples(const LaneValues& v) {
+  uint32_t sum = 0, nonzero = 0;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const uint32_t e = exponents(v.w[k][0]);  // i % 8 < 2: the first word
-    sums += e;
-    nonzero += __viaddmin_u16x2(e, 0, 0x00010001u);
+    sum = __dp4a(e, 0x01010101u, sum);
+    nonzero = __dp4a(__viaddmin_u16x2(e, 0, 0x00010001u), 0x01010101u, nonzero);
   }
-  // At most 256 samples: either total fits 16 bits.
-  const uint32_t lane_sum = (sums & 0xFFFFu) + (sums >> 16);
-  const uint32_t lane_nonzero = (nonzero & 0xFFFFu) + (nonzero >> 16);
-  const uint32_t totals = warp_sum(lane_sum + (lane_nonzero << 16));
-  const uint32_t mean = quick_mean(totals & 0xFFFFu, totals >> 16);
-  const uint32_t base = candidate_base(mean, 0);
-  const uint32_t steps = candidate_base(mean, kBaseCandidates - 1) - base;
-
-  // Histograms of e - b: bins 0 to 8, and 9 for the rest, 3 bits a bin, which 4 samples cannot overflow.
-  uint32_t low = 0, high = 0;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const uint32_t bins = 3 * __viaddmin_u16x2(exponents(v.w[k][0]), both_halves(0u - base), 0x00090009u);
-    low += 1u << (bins & 31u);
-    high += 1u << (bins >> 16);
-  }
-  constexpr uint32_t kFields = 0x071C71C7u;                               // every other bin
-  const uint32_t even = (low & kFields) + (high & kFields);               // bin 2 i at bit 6 i
-  const uint32_t odd = ((low >> 3) & kFields) + ((high >> 3) & kFields);  // bin 2 i + 1 at bit 6 i
-  const uint32_t zeros_minus_sevens = (even & 63u) - ((odd >> 18) & 63u);
-  const uint32_t ones_minus_eights = (odd & 63u) - (even >> 24);
-  const uint32_t both = warp_sum(zeros_minus_sevens + (ones_minus_eights << 16));
-  int first = static_cast<int16_t>(both & 0xFFFFu);
-  const int second = static_cast<int>(both - static_cast<uint32_t>(first)) >> 16;
-  if (base == 0) first -= 256 - static_cast<int>(m / 8 * 2 + min(m % 8, 2u));  // values past m read as zeros
-
-  if (steps == 0) return base;
-  const bool one_beats = first < 0;
-  if (steps == 1) return base + one_beats;
-  const bool two_beats = (one_beats ? 0 : first) + second < 0;
-  return two_beats ? base + 2 : base + one_beats;
+  const uint32_t totals = warp_sum(sum + (nonzero << 16));  // at most 256 samples: either total fits 16 bits
+  return quick_mean(totals & 0xFFFFu, totals >> 16);
 }
 
+// A lane's word of each bit plane of its values' codes, relative to some base: exponent - base + 1, and 15 for all that
+// are not in 0..14. Codes over 7 exist only until the base is settled.
 struct Planes {
-  uint32_t p[3];
+  uint32_t p[4];
 };
 
-// The lane's word of each plane. Bits of values past m are left undefined.
 __device__ __forceinline__ Planes make_planes(const LaneValues& v, uint32_t base) {
-  // Codes, 0 to 7, or 8 for an exponent outside, shifted left by 7 because exponents stand there.
+  // Codes, shifted left by 7 because exponents stand there.
   const uint32_t shift = both_halves((1u - base) << 7);
   uint32_t u[4];
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     uint32_t code[4];
 #pragma unroll
-    for (int q = 0; q < 4; ++q) code[q] = __viaddmin_u16x2(v.w[k][q] & 0x7F807F80u, shift, 0x04000400u);
+    for (int q = 0; q < 4; ++q) code[q] = __viaddmin_u16x2(v.w[k][q] & 0x7F807F80u, shift, 0x07800780u);
     // A nibble per code; bytes hold the values (0, 4), (2, 6), (1, 5), (3, 7).
     u[k] = ((code[0] + 16 * code[2]) >> 7) + 2 * (code[1] + 16 * code[3]);
   }
@@ -111,11 +87,41 @@ __device__ __forceinline__ Planes make_planes(const LaneValues& v, uint32_t base
   // Transpose bits within nibbles: bit j of a nibble of plane p is bit p of the same nibble of x[j].
   const uint32_t x02 = select_bits(0x33333333u, x0, x2 << 2), x02_high = select_bits(0x33333333u, x0 >> 2, x2);
   const uint32_t x13 = select_bits(0x33333333u, x1, x3 << 2), x13_high = select_bits(0x33333333u, x1 >> 2, x3);
-  Planes planes;
-  planes.p[0] = select_bits(0x55555555u, x02, x13 << 1);
-  planes.p[1] = select_bits(0x55555555u, x02 >> 1, x13);
-  planes.p[2] = select_bits(0x55555555u, x02_high, x13_high << 1);
-  return planes;
+  return {{select_bits(0x55555555u, x02, x13 << 1), select_bits(0x55555555u, x02 >> 1, x13),
+           select_bits(0x55555555u, x02_high, x13_high << 1), select_bits(0x55555555u, x02_high >> 1, x13_high)}};
+}
+
+// The rule of tile.h: how far above its first candidate, to which `planes` is relative, the base lies; at most `most`.
+// What tells the candidates apart is how many samples have the codes 1, 2, 8 and 9: the first holds the 1s and 2s, the
+// second the 2s and 8s, the third the 8s and 9s.
+__device__ __forceinline__ uint32_t choose_step(const Planes& planes, uint32_t valid, uint32_t most) {
+  const uint32_t* p = planes.p;
+  const uint32_t samples = 0x03030303u & valid;
+  const uint32_t low = samples & ~p[3] & ~p[2], high = samples & p[3] & ~p[2] & ~p[1];
+  const int first = __popc(low & ~p[1] & p[0]) - __popc(high & ~p[0]);  // 1s less 8s
+  const int second = __popc(low & p[1] & ~p[0]) - __popc(high & p[0]);  // 2s less 9s
+  const uint32_t totals = warp_sum(static_cast<uint32_t>(first + second * 65536));
+  const int all_first = static_cast<int16_t>(totals & 0xFFFFu);
+  const int all_second = static_cast<int>(totals - static_cast<uint32_t>(all_first)) >> 16;
+  const uint32_t step = all_first < 0 && most > 0;
+  return most > 1 && (step ? 0 : all_first) + all_second < 0 ? 2 : step;
+}
+
+// Makes the codes relative to a base `step` higher, then those over 7 zero.
+__device__ __forceinline__ void settle(Planes* planes, uint32_t step, uint32_t valid) {
+  uint32_t* p = planes->p;
+  if (step == 1) {
+    p[3] ^= ~(p[2] | p[1] | p[0]);
+    p[2] ^= ~(p[1] | p[0]);
+    p[1] ^= ~p[0];
+    p[0] = ~p[0];
+  } else if (step == 2) {
+    p[3] ^= ~(p[2] | p[1]);
+    p[2] ^= ~p[1];
+    p[1] = ~p[1];
+  }
+#pragma unroll
+  for (int i = 0; i < 3; ++i) p[i] &= valid & ~p[3];
 }
 
 __device__ __forceinline__ uint2 sign_mantissas(const uint32_t (&w)[4]) {
@@ -152,37 +158,41 @@ struct TileEntry {
   uint8_t base;
 };
 
-// Encodes the m values in `slot`, zeros behind them, in place. `staging`: kMostEscapes bytes of the warp.
+// Encodes the m values in `slot`, zeros behind them, in place. `staging`: kMostEscapes bytes of the warp. A full tile
+// has m = kTile, known to the compiler.
+template <bool kFull>
 __device__ __forceinline__ TileEntry encode_tile(uint8_t* slot, uint8_t* staging, uint32_t m, int lane) {
+  if (kFull) m = kTile;
   LaneValues v;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const uint4 in = *reinterpret_cast<const uint4*>(slot + 512 * k + 16 * lane);
     v.w[k][0] = in.x, v.w[k][1] = in.y, v.w[k][2] = in.z, v.w[k][3] = in.w;
   }
-  const uint32_t valid = m == kTile ? 0xFFFFFFFFu : valid_values(m, lane);
+  const uint32_t valid = kFull ? 0xFFFFFFFFu : valid_values(m, lane);
 
   if (all_equal(v, valid)) {  // the value's two bytes stand at the slot's begin already
     return {pack_tile_word(TileMode::constant, 2), 0};
   }
 
-  const uint32_t base = choose_base(v, m);
-  Planes planes = make_planes(v, base);
-#pragma unroll
-  for (int p = 0; p < 3; ++p) planes.p[p] &= valid;
+  const uint32_t mean = mean_of_samples(v);
+  const uint32_t first_base = candidate_base(mean, 0);
+  Planes planes = make_planes(v, first_base);
+  const uint32_t step = choose_step(planes, valid, candidate_base(mean, kBaseCandidates - 1) - first_base);
+  settle(&planes, step, valid);
   uint32_t escapes = ~(planes.p[0] | planes.p[1] | planes.p[2]) & valid;
-  const uint32_t own = __popc(escapes);
-  const uint32_t up_to_own = warp_inclusive_sum(own, lane);
-  const uint32_t total = __shfl_sync(kFullWarp, up_to_own, kWarpSize - 1);
+  uint32_t end = warp_inclusive_sum(__popc(escapes), lane);
+  const uint32_t total = __shfl_sync(kFullWarp, end, kWarpSize - 1);
   const bool window = window_pays(m, total);
 
   if (window) {
-    // A register cannot be chosen at run time; the values in shared memory can.
-    const uint16_t* values = reinterpret_cast<const uint16_t*>(slot) + 8 * lane;
-    for (uint32_t at = up_to_own - own; escapes != 0; ++at) {
-      const uint32_t bit = __ffs(escapes) - 1;
-      escapes &= escapes - 1;
-      staging[at] = static_cast<uint8_t>(exponent(values[256 * (bit / 8) + bit % 8]));
+    // A register cannot be chosen at run time; the values in shared memory can. Last escape first.
+    const uint8_t* values = slot + 16 * lane;
+    while (escapes != 0) {
+      const uint32_t bit = 31 - __clz(escapes);
+      escapes ^= 1u << bit;
+      const uint32_t at = 64 * (bit & 24u) + 2 * (bit & 7u);  // byte of value 256 * (bit / 8) + bit % 8
+      staging[--end] = static_cast<uint8_t>(exponent(*reinterpret_cast<const uint16_t*>(values + at)));
     }
   }
   __syncwarp();  // from here on the values in the slot are overwritten
@@ -201,7 +211,7 @@ __device__ __forceinline__ TileEntry encode_tile(uint8_t* slot, uint8_t* staging
       *reinterpret_cast<uint32_t*>(behind + b) = *reinterpret_cast<const uint32_t*>(staging + b);
     }
     __syncwarp();  // before the next tile's escapes
-    return {pack_tile_word(TileMode::window, total), static_cast<uint8_t>(base)};
+    return {pack_tile_word(TileMode::window, total), static_cast<uint8_t>(first_base + step)};
   }
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -303,24 +313,50 @@ struct GroupPlan {
   TileEntry entry[kTiles];
 };
 
-struct Job {
-  const uint16_t* src;
+// A group and the job that it belongs to.
+struct Group {
+  const uint16_t* src;  // of the job
   uint8_t* frame;
   uint64_t count;
   uint64_t* states;
   uint64_t* frame_bytes;  // may be null
   bool split;
+  uint64_t index;
+  uint32_t tiles;  // in the group; none only in a job without values
+
+  __device__ __forceinline__ uint64_t tile(uint32_t t) const { return index * kGroupTiles + t; }
+  __device__ __forceinline__ uint32_t values_in(uint32_t t) const { return values_in_tile(count, tile(t)); }
 };
 
+__device__ __forceinline__ Group find_group(const EncodeLaunch& launch, uint64_t block) {
+  const int i = find_job(launch, block);
+  const EncodeJob& job = launch.job[i];
+  const uint64_t index = block - launch.first_block[i];
+  const uint64_t tiles_left = tile_count(job.count) - index * kGroupTiles;
+  return {static_cast<const uint16_t*>(job.src),
+          static_cast<uint8_t*>(job.dst),
+          job.count,
+          launch.states + launch.first_block[i],
+          launch.frame_bytes == nullptr ? nullptr : launch.frame_bytes + i,
+          (launch.header.flags & kFlagSplit) != 0,
+          index,
+          tiles_left < kGroupTiles ? static_cast<uint32_t>(tiles_left) : kTiles};
+}
+
 // By one warp: sizes, place, tables, and the header when the group is the last.
-__device__ __forceinline__ void plan_group(const Job& job, const FrameHeader& header, uint64_t g, uint32_t tiles,
-                                           GroupPlan* plan, int lane) {
-  const uint64_t tile = g * kGroupTiles + lane;
-  const bool exists = lane < tiles;
+__device__ __forceinline__ void plan_group(const Group& group, const FrameHeader& header, GroupPlan* plan, int lane) {
+  if (group.count == 0) {
+    if (lane == 0) write_header(header, 0, kHeaderBytes, 0, group.frame);
+    if (lane == 0 && group.frame_bytes != nullptr) *group.frame_bytes = kHeaderBytes;
+    return;
+  }
+  const uint64_t g = group.index, tile = group.tile(lane);
+  const bool exists = lane < group.tiles;
   const TileEntry entry = exists ? plan->entry[lane] : TileEntry{0, 0};
   const uint32_t dynamic = tile_word_dynamic(entry.word);
-  uint32_t unit = exists ? unit_bytes(tile_word_mode(entry.word), values_in_tile(job.count, tile)) : 0;
-  const uint32_t reserved = !job.split ? unit : (exists ? align_up(values_in_tile(job.count, tile)) + kPlanesBytes : 0);
+  uint32_t unit = exists ? unit_bytes(tile_word_mode(entry.word), values_in_tile(group.count, tile)) : 0;
+  const uint32_t reserved =
+      !group.split ? unit : (exists ? align_up(values_in_tile(group.count, tile)) + kPlanesBytes : 0);
   // One scan for both: the units of a group take less than 2^16 bytes, its dynamic bytes less than 2^16.
   const uint32_t both = reserved | dynamic << 16;
   const uint32_t up_to = warp_inclusive_sum(both, lane);
@@ -329,117 +365,108 @@ __device__ __forceinline__ void plan_group(const Job& job, const FrameHeader& he
   plan->dynamic_begin[lane] = (up_to - both) >> 16;
 
   const uint64_t units_size = all & 0xFFFFu, dynamic_size = align_up(all >> 16);
-  const uint64_t size = job.split ? dynamic_size : units_size + dynamic_size;
-  const uint64_t begin = exclusive_prefix(job.states, g, size, lane);
-  const uint64_t parts = fast_static_bytes(job.count, job.split ? FrameLayout::split : FrameLayout::compact);
+  const uint64_t size = group.split ? dynamic_size : units_size + dynamic_size;
+  const uint64_t begin = exclusive_prefix(group.states, g, size, lane);
+  const uint64_t parts = fast_static_bytes(group.count, group.split ? FrameLayout::split : FrameLayout::compact);
   if (lane == 0) {
-    plan->units = job.split ? tables_end(job.count) + g * kGroupTiles * kMaxUnitBytes : parts + begin;
-    plan->dynamic = job.split ? parts + begin : parts + begin + units_size;
-    *reinterpret_cast<uint64_t*>(job.frame + group_table_begin() + 8 * g) = begin;
+    plan->units = group.split ? tables_end(group.count) + g * kGroupTiles * kMaxUnitBytes : parts + begin;
+    plan->dynamic = group.split ? parts + begin : parts + begin + units_size;
+    *reinterpret_cast<uint64_t*>(group.frame + group_table_begin() + 8 * g) = begin;
   }
-  uint8_t* words = job.frame + tile_word_begin(job.count);
-  uint8_t* bases = job.frame + tile_base_begin(job.count);
+  uint8_t* words = group.frame + tile_word_begin(group.count);
+  uint8_t* bases = group.frame + tile_base_begin(group.count);
   if (exists) {
     reinterpret_cast<uint16_t*>(words)[tile] = entry.word;
     bases[tile] = entry.base;
   }
   // Padding behind the group's dynamic bytes.
-  zero_bytes(job.frame + (job.split ? 0 : units_size) + parts + begin + (all >> 16), dynamic_size - (all >> 16), lane);
+  zero_bytes(group.frame + (group.split ? 0 : units_size) + parts + begin + (all >> 16), dynamic_size - (all >> 16),
+             lane);
 
-  if (g + 1 < group_count(job.count)) return;
-  const uint64_t groups_end = group_table_begin() + 8 * group_count(job.count);
-  const uint64_t words_end = 2 * tile_count(job.count), bases_end = tile_count(job.count);
-  zero_bytes(job.frame + groups_end, tile_word_begin(job.count) - groups_end, lane);
+  if (g + 1 < group_count(group.count)) return;
+  const uint64_t groups_end = group_table_begin() + 8 * group_count(group.count);
+  const uint64_t words_end = 2 * tile_count(group.count), bases_end = tile_count(group.count);
+  zero_bytes(group.frame + groups_end, tile_word_begin(group.count) - groups_end, lane);
   zero_bytes(words + words_end, align_up(words_end) - words_end, lane);
   zero_bytes(bases + bases_end, align_up(bases_end) - bases_end, lane);
   if (lane == 0) {
-    write_header(header, job.count, parts + begin + size, 0, job.frame);
-    if (job.frame_bytes != nullptr) *job.frame_bytes = parts + begin + size;
+    write_header(header, group.count, parts + begin + size, 0, group.frame);
+    if (group.frame_bytes != nullptr) *group.frame_bytes = parts + begin + size;
   }
 }
 
-template <int kWarps>
-constexpr uint32_t kSharedBytes = kTiles* kSlotBytes + kWarps* kMostEscapes;
+// The steps of a group. The warps share its tiles.
 
-template <int kWarps>
-__global__ void __launch_bounds__(kWarps* kWarpSize) fast_encode_kernel(const __grid_constant__ EncodeLaunch launch) {
-  extern __shared__ __align__(16) uint8_t shared[];  // slots, then each warp's staging
+__device__ __forceinline__ void load_group(const Group& group, uint8_t* slots, int warp, int lane) {
+  const bool wide = is_aligned(group.src, 16);
+  for (uint32_t t = warp; t < group.tiles; t += kWarps) {
+    load_tile(slots + t * kSlotBytes, group.src + group.tile(t) * kTileValues, group.values_in(t), wide, lane);
+  }
+}
+
+__device__ __forceinline__ void encode_group(const Group& group, uint8_t* slots, uint8_t* staging, GroupPlan* plan,
+                                             int warp, int lane) {
+  for (uint32_t t = warp; t < group.tiles; t += kWarps) {
+    const uint32_t m = group.values_in(t);
+    uint8_t* slot = slots + t * kSlotBytes;
+    const TileEntry entry =
+        m == kTile ? encode_tile<true>(slot, staging, m, lane) : encode_tile<false>(slot, staging, m, lane);
+    if (lane == 0) plan->entry[t] = entry;
+  }
+}
+
+__device__ __forceinline__ void store_group(const Group& group, const uint8_t* slots, const GroupPlan& plan, int warp,
+                                            int lane) {
+  for (uint32_t t = warp; t < group.tiles; t += kWarps) {
+    const uint32_t m = group.values_in(t);
+    const uint32_t unit = unit_bytes(tile_word_mode(plan.entry[t].word), m);
+    const uint32_t reserved = group.split ? align_up(m) + kPlanesBytes : unit;
+    const uint8_t* slot = slots + t * kSlotBytes;
+    uint8_t* to = group.frame + plan.units + plan.unit_begin[t];
+#pragma unroll
+    for (uint32_t r = 0; r < kMaxUnitBytes; r += 16 * kWarpSize) {
+      const uint32_t b = r + 16 * lane;
+      if (b >= reserved) continue;
+      *reinterpret_cast<uint4*>(to + b) = b < unit ? *reinterpret_cast<const uint4*>(slot + b) : make_uint4(0, 0, 0, 0);
+    }
+    store_bytes(group.frame + plan.dynamic + plan.dynamic_begin[t], slot + unit, tile_word_dynamic(plan.entry[t].word),
+                lane);
+  }
+}
+
+constexpr uint32_t kSlotsBytes = kTiles * kSlotBytes;
+
+constexpr uint32_t kSharedBytes = kSlotsBytes + kWarps * kMostEscapes;
+
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    fast_encode_kernel(const __grid_constant__ EncodeLaunch launch) {
+  extern __shared__ __align__(16) uint8_t slots[];  // and behind them each warp's staging
   __shared__ GroupPlan plan;
   __shared__ uint64_t ticket;
 
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   if (threadIdx.x == 0) ticket = atomicAdd(reinterpret_cast<unsigned long long*>(launch.ticket), 1ull);
   __syncthreads();
-  const int i = find_job(launch, ticket);
-  const uint64_t g = ticket - launch.first_block[i];
-  const Job job = {static_cast<const uint16_t*>(launch.job[i].src),
-                   static_cast<uint8_t*>(launch.job[i].dst),
-                   launch.job[i].count,
-                   launch.states + launch.first_block[i],
-                   launch.frame_bytes == nullptr ? nullptr : launch.frame_bytes + i,
-                   (launch.header.flags & kFlagSplit) != 0};
-  if (job.count == 0) {
-    if (threadIdx.x == 0) {
-      write_header(launch.header, 0, kHeaderBytes, 0, job.frame);
-      if (job.frame_bytes != nullptr) *job.frame_bytes = kHeaderBytes;
-    }
-    return;
-  }
-
-  const uint64_t first_tile = g * kGroupTiles;
-  const uint64_t tiles_left = tile_count(job.count) - first_tile;
-  const int tiles = tiles_left < kGroupTiles ? static_cast<int>(tiles_left) : kTiles;
-  const bool wide = is_aligned(job.src, 16);
-  for (int t = warp; t < tiles; t += kWarps) {
-    const uint64_t tile = first_tile + t;
-    load_tile(shared + t * kSlotBytes, job.src + tile * kTileValues, values_in_tile(job.count, tile), wide, lane);
-  }
+  const Group group = find_group(launch, ticket);
+  load_group(group, slots, warp, lane);
   __pipeline_commit();
   __pipeline_wait_prior(0);
-  uint8_t* staging = shared + kTiles * kSlotBytes + warp * kMostEscapes;
-  for (int t = warp; t < tiles; t += kWarps) {
-    const uint32_t m = values_in_tile(job.count, first_tile + t);
-    const TileEntry entry = encode_tile(shared + t * kSlotBytes, staging, m, lane);
-    if (lane == 0) plan.entry[t] = entry;
-  }
+  encode_group(group, slots, slots + kSlotsBytes + warp * kMostEscapes, &plan, warp, lane);
   __syncthreads();
-  if (warp == 0) plan_group(job, launch.header, g, tiles, &plan, lane);
+  if (warp == 0) plan_group(group, launch.header, &plan, lane);
   __syncthreads();
-
-  for (int t = warp; t < tiles; t += kWarps) {
-    const uint32_t m = values_in_tile(job.count, first_tile + t);
-    const uint32_t unit = unit_bytes(tile_word_mode(plan.entry[t].word), m);
-    const uint32_t reserved = job.split ? align_up(m) + kPlanesBytes : unit;
-    const uint8_t* slot = shared + t * kSlotBytes;
-    uint8_t* to = job.frame + plan.units + plan.unit_begin[t];
-    for (uint32_t b = 16 * lane; b < reserved; b += 16 * kWarpSize) {
-      *reinterpret_cast<uint4*>(to + b) = b < unit ? *reinterpret_cast<const uint4*>(slot + b) : make_uint4(0, 0, 0, 0);
-    }
-    store_bytes(job.frame + plan.dynamic + plan.dynamic_begin[t], slot + unit, tile_word_dynamic(plan.entry[t].word),
-                lane);
-  }
-}
-
-template <int kWarps>
-cudaError_t launch_with(const EncodeLaunch& launch, cudaStream_t stream) {
-  const uint32_t shared = kSharedBytes<kWarps>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(fast_encode_kernel<kWarps>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  if (error != cudaSuccess) return error;
-  const unsigned blocks = static_cast<unsigned>(launch.first_block[launch.n]);
-  fast_encode_kernel<kWarps><<<blocks, kWarps * kWarpSize, shared, stream>>>(launch);
-  return cudaGetLastError();
+  store_group(group, slots, plan, warp, lane);
 }
 
 }  // namespace
 
 cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream) {
-  int processors = 0;
-  const cudaError_t error = processor_count(&processors);
+  const cudaError_t error =
+      cudaFuncSetAttribute(fast_encode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
-  // Few groups leave processors idle: more warps finish each sooner. Many groups: more blocks to a processor.
-  return launch.first_block[launch.n] <= static_cast<uint64_t>(processors) ? launch_with<16>(launch, stream)
-                                                                           : launch_with<8>(launch, stream);
+  const unsigned blocks = static_cast<unsigned>(launch.first_block[launch.n]);
+  fast_encode_kernel<<<blocks, kThreads, kSharedBytes, stream>>>(launch);
+  return cudaGetLastError();
 }
 
 }  // namespace cuda

@@ -18,13 +18,6 @@ bool aligned(const void* values, DType dtype) {
   return reinterpret_cast<uintptr_t>(values) % align == 0;
 }
 
-// header_check() reads the header as 32-bit words; an array of them keeps that within the aliasing rules.
-uint32_t check_of(const FrameHeader& header) {
-  alignas(FrameHeader) uint32_t words[kHeaderBytes / 4];
-  std::memcpy(words, &header, kHeaderBytes);
-  return header_check(*reinterpret_cast<const FrameHeader*>(words));
-}
-
 bool all_zero(const uint8_t* bytes, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     if (bytes[i] != 0) return false;
@@ -96,7 +89,7 @@ FrameHeader make_header(const FrameOptions& options, uint64_t count, uint64_t fr
   h.count = count;
   h.frame_bytes = frame_bytes;
   h.checksum = options.checksum ? checksum : 0;
-  h.header_check = check_of(h);
+  h.header_check = header_check(h);
   return h;
 }
 
@@ -107,7 +100,7 @@ Status read_header(const void* frame, uint64_t available, FrameInfo* info) {
   const FrameHeader h = cpu::load<FrameHeader>(frame);
   if (h.magic != kFrameMagic) return Status::bad_magic;
   if (h.version != kFrameVersion) return Status::bad_version;  // before the check: other versions may check otherwise
-  if (h.header_check != check_of(h)) return Status::bad_header;
+  if (h.header_check != header_check(h)) return Status::bad_header;
   if (dtype_bytes(h.dtype) == 0 || h.code >= kCodeCount || h.count > kMaxCount) return Status::bad_header;
   if ((h.flags & ~kKnownFlags) != 0 || !all_zero(h.reserved, sizeof(h.reserved))) return Status::bad_header;
   if (!(h.flags & kFlagChecksum) && h.checksum != 0) return Status::bad_header;

@@ -1,0 +1,99 @@
+// The switcher and its decisions, for the planner and for tests.
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "policy/switcher.h"
+
+namespace zipccl {
+
+namespace {
+const char* choice_name(Choice c) {
+  constexpr const char* names[kChoiceCount] = {"raw", "zip", "zip2"};
+  return names[static_cast<int>(c)];
+}
+
+Choice parse_choice(const std::string& name) {
+  for (int i = 0; i < kChoiceCount; ++i)
+    if (name == choice_name(static_cast<Choice>(i))) return static_cast<Choice>(i);
+  throw py::value_error("a choice is \"raw\", \"zip\" or \"zip2\", not \"" + name + "\"");
+}
+
+Switcher::Choices parse_choices(const std::vector<std::string>& names) {
+  Switcher::Choices allowed{};
+  for (const std::string& name : names) allowed[static_cast<int>(parse_choice(name))] = true;
+  return allowed;
+}
+}  // namespace
+
+Op parse_op(const std::string& name) {
+  for (int i = 0; i < kOpCount; ++i)
+    if (name == op_name(static_cast<Op>(i))) return static_cast<Op>(i);
+  throw py::value_error("unknown collective \"" + name + "\"");
+}
+
+void bind_policy(py::module_& m) {
+  py::class_<Decision>(m, "Decision")
+      .def_property_readonly("choice", [](const Decision& d) { return zips(d.choice) ? "zip" : "raw"; })
+      .def_property_readonly("design", [](const Decision& d) { return d.choice == Choice::zip_two ? 2 : 1; })
+      .def_readonly("reason", &Decision::reason)
+      .def_readonly("raw_seconds", &Decision::raw_seconds)
+      .def_readonly("zip_seconds", &Decision::zip_seconds)
+      .def("__repr__", [](const Decision& d) {
+        return std::string("Decision(") + (zips(d.choice) ? "zip" : "raw") + ": " + d.reason + ")";
+      });
+
+  py::class_<Switcher>(m, "Switcher")
+      .def(py::init<double>(), py::arg("prior_ratio"))
+      .def(
+          "set_measurements",
+          [](Switcher& s, double alpha, double bytes_per_s, double fixed, double encode, double decode) {
+            s.set_measurements({alpha, bytes_per_s}, {fixed, encode, decode});
+          },
+          py::arg("alpha"), py::arg("bytes_per_s"), py::arg("fixed"), py::arg("encode"), py::arg("decode"))
+      .def(
+          "decide",
+          [](Switcher& s, const std::string& op, int world, uint64_t bytes, const std::vector<std::string>& allowed) {
+            return s.decide(parse_op(op), world, bytes, parse_choices(allowed));
+          },
+          py::arg("op"), py::arg("world"), py::arg("bytes"), py::arg("allowed"))
+      .def(
+          "explain",
+          [](const Switcher& s, const std::string& op, int world, uint64_t bytes,
+             const std::vector<std::string>& allowed) {
+            return s.explain(parse_op(op), world, bytes, parse_choices(allowed));
+          },
+          py::arg("op"), py::arg("world"), py::arg("bytes"), py::arg("allowed"))
+      .def(
+          "record",
+          [](Switcher& s, const std::string& op, uint64_t bytes, const std::string& choice, double seconds,
+             uint64_t raw_bytes, uint64_t wire_bytes) {
+            s.record(parse_op(op), bytes, parse_choice(choice), seconds, raw_bytes, wire_bytes);
+          },
+          py::arg("op"), py::arg("bytes"), py::arg("choice"), py::arg("seconds"), py::arg("raw_bytes"),
+          py::arg("wire_bytes"))
+      .def("wants_agreement",
+           [](const Switcher& s, const std::string& op, uint64_t bytes) {
+             return s.wants_agreement(parse_op(op), bytes);
+           })
+      .def("seen",
+           [](const Switcher& s, const std::string& op, uint64_t bytes) {
+             const Switcher::Seen seen = s.seen(parse_op(op), bytes);
+             return py::make_tuple(seen.seconds, seen.ratio);
+           })
+      .def("agree",
+           [](Switcher& s, const std::string& op, uint64_t bytes, const std::array<double, kChoiceCount>& seconds,
+              double ratio) { s.agree(parse_op(op), bytes, {seconds, ratio}); })
+      .def_property_readonly("measured", &Switcher::measured)
+      .def("ratio", [](const Switcher& s, const std::string& op) { return s.ratio(parse_op(op)); });
+
+  m.attr("agree_every") = Switcher::kAgreeEvery;
+  m.attr("explore_every") = Switcher::kExploreEvery;
+  m.def(
+      "break_even",
+      [](const std::string& op, double encode, double decode, int world, double ratio) {
+        return break_even({0, encode, decode}, shape_of(parse_op(op), world, 1.0), ratio);
+      },
+      py::arg("op"), py::arg("encode"), py::arg("decode"), py::arg("world"), py::arg("ratio"));
+}
+
+}  // namespace zipccl

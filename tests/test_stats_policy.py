@@ -1,0 +1,177 @@
+"""The link model, the switcher, and the counters of a group."""
+
+import random
+
+import pytest
+from zipccl import _C
+
+GB = 1e9
+PRIOR = 0.75
+RAW_OR_ZIP = ["raw", "zip"]
+ALL = ["raw", "zip", "zip2"]
+OPS = ["all_gather", "all_to_all", "reduce_scatter", "all_reduce", "broadcast", "scatter", "gather"]
+
+
+def switcher(alpha=50e-6, bytes_per_s=1 * GB, fixed=10e-6, encode=20 * GB, decode=40 * GB):
+    s = _C.Switcher(PRIOR)
+    s.set_measurements(alpha, bytes_per_s, fixed, encode, decode)
+    return s
+
+
+def explain(s, world, nbytes, op="all_gather", allowed=RAW_OR_ZIP):
+    return s.explain(op, world, nbytes, allowed)
+
+
+# ---- model -----------------------------------------------------------------------------------------------------
+
+
+def test_modelled_seconds():
+    d = explain(switcher(), 4, 10**6)
+    assert d.raw_seconds == pytest.approx(50e-6 + 3e6 / GB)
+    encode, decode = 10e-6 + 1e6 / (20 * GB), 10e-6 + 3e6 / (40 * GB)
+    assert d.zip_seconds == pytest.approx(encode + 2 * 50e-6 + PRIOR * 3e6 / GB + decode)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("link, choice", [(0.1 * GB, "zip"), (1 * GB, "zip"), (100 * GB, "raw")])
+def test_slow_links_zip_and_fast_ones_do_not(op, link, choice):
+    assert explain(switcher(bytes_per_s=link), 2, 1 << 30, op).choice == choice
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_small_calls_stay_raw(op):
+    """Below some size the second round of messages costs more than the saved bytes; above it never again."""
+    choices = [explain(switcher(), 2, 1 << k, op).choice for k in range(40)]
+    first = choices.index("zip")
+    assert 0 < first < 30
+    assert choices == ["raw"] * first + ["zip"] * (40 - first)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("world", [2, 3, 8, 64])
+def test_break_even_separates_zip_from_raw(op, world):
+    """For large calls and without fixed costs, the link rate at which the choice turns is the formula's."""
+    at = _C.break_even(op, 20 * GB, 40 * GB, world, PRIOR)
+    for factor, choice in [(0.8, "zip"), (1.25, "raw")]:
+        assert explain(switcher(alpha=0, fixed=0, bytes_per_s=factor * at), world, 1 << 40, op).choice == choice
+
+
+@pytest.mark.parametrize("world", [2, 3, 8, 64])
+def test_break_even_is_zipccls(world):
+    """Section 5.3 of the paper has one codec rate G for both directions. It counts world * shard bytes moved by every
+    rank: B* = (1 - e) G / (1 + 1/N). Here each rank moves the world - 1 other shards, so 1/N becomes 1/(N-1). For
+    all-to-all, B* = (1 - e) G / 2 either way."""
+    rate = 20 * GB
+    gathered = (1 - PRIOR) * rate / (1 + 1 / (world - 1))
+    assert _C.break_even("all_gather", rate, rate, world, PRIOR) == pytest.approx(gathered)
+    assert _C.break_even("all_to_all", rate, rate, world, PRIOR) == pytest.approx((1 - PRIOR) * rate / 2)
+
+
+def test_sizes_are_64_bit():
+    d = explain(switcher(), 2, 1 << 40)
+    assert d.raw_seconds == pytest.approx((1 << 40) / GB, rel=1e-3)
+
+
+# ---- what real calls teach -------------------------------------------------------------------------------------
+
+
+def calls(s, n, seconds, op="all_gather", nbytes=1 << 24, allowed=RAW_OR_ZIP, wire=PRIOR, world=2):
+    """n calls on one rank that agrees with itself; seconds: choice -> what such a call takes. Returns the choices."""
+    made = []
+    for _ in range(n):
+        d = s.decide(op, world, nbytes, allowed)
+        choice = "raw" if d.choice == "raw" else "zip2" if d.design == 2 else "zip"
+        made.append(choice)
+        zipped = choice != "raw"
+        s.record(op, nbytes, choice, seconds[choice], 1000 if zipped else 0, int(1000 * wire) if zipped else 0)
+        if s.wants_agreement(op, nbytes):
+            s.agree(op, nbytes, *s.seen(op, nbytes))
+    return made
+
+
+def test_ratio_follows_what_was_agreed():
+    s = switcher(bytes_per_s=0.1 * GB)
+    assert s.ratio("all_gather") == PRIOR
+    calls(s, 400, {"raw": 1, "zip": 0.5}, wire=0.4)
+    assert s.ratio("all_gather") == pytest.approx(0.4, abs=1e-3)
+    assert s.ratio("broadcast") == PRIOR  # each collective has its own tensors
+
+
+def test_one_ranks_view_alone_changes_nothing():
+    s = switcher(bytes_per_s=0.1 * GB)
+    before = explain(s, 2, 1 << 24)
+    for _ in range(10):
+        s.record("all_gather", 1 << 24, "zip", 100.0, 1000, 1400)
+    after = explain(s, 2, 1 << 24)
+    assert (after.choice, after.zip_seconds) == (before.choice, before.zip_seconds)
+
+
+def test_times_overrule_the_model():
+    """The model says zip; zipped calls take far longer than raw ones."""
+    s = switcher(bytes_per_s=0.1 * GB)
+    made = calls(s, 400, {"raw": 0.1, "zip": 0.3})
+    assert made[0] == "zip"
+    assert made[-100:].count("raw") >= 98
+
+
+def test_a_wrong_raw_is_found_out():
+    """The model says raw, though not by much; trying zip once in a while shows that it is better."""
+    s = switcher(bytes_per_s=3.9 * GB)
+    made = calls(s, 600, {"raw": 0.1, "zip": 0.02})
+    assert made[0] == "raw" and made[-20:].count("zip") >= 19
+
+
+def test_near_ties_do_not_flutter():
+    s = switcher(bytes_per_s=0.1 * GB)
+    rng = random.Random(5)
+    made = []
+    for _ in range(2000):
+        made += calls(s, 1, {"raw": 0.1 * rng.uniform(0.99, 1.01), "zip": 0.0975 * rng.uniform(0.99, 1.01)})
+    changes = sum(a != b for a, b in zip(made, made[1:], strict=False))
+    tried = 2 * (len(made) // _C.explore_every)
+    assert changes <= tried + 2
+
+
+def test_hopeless_choices_are_never_tried():
+    s = switcher(bytes_per_s=1000 * GB)
+    assert set(calls(s, 300, {"raw": 0.001, "zip": 1.0})) == {"raw"}
+
+
+@pytest.mark.parametrize("faster, slower", [("zip", "zip2"), ("zip2", "zip")])
+def test_designs_are_timed_against_each_other(faster, slower):
+    """Forced zip leaves only the design to choose; nothing needs to be measured for it."""
+    s = _C.Switcher(PRIOR)
+    made = calls(s, 400, {faster: 0.1, slower: 0.2}, op="all_to_all", allowed=["zip", "zip2"])
+    assert made[0] == "zip2"  # without a word against it, most bytes should move at once
+    assert made[-60:].count(faster) >= 58
+
+
+def test_ranks_with_other_clocks_decide_alike():
+    """Eight ranks, each with clocks, loads and compression of its own, agree every so often by maximum: every decision
+    is the same everywhere, at every call."""
+    world = 8
+    ranks = [_C.Switcher(PRIOR) for _ in range(world)]
+    rng = random.Random(7)
+    for s in ranks:
+        s.set_measurements(50e-6, 0.5 * GB, 10e-6, 20 * GB, 40 * GB)
+    made = []
+    for call in range(1500):
+        op = rng.choice(["all_gather", "all_to_all"])
+        nbytes = 1 << rng.randrange(12, 26)
+        allowed = ALL if op == "all_to_all" else RAW_OR_ZIP
+        decisions = [s.decide(op, world, nbytes, allowed) for s in ranks]
+        assert len({(d.choice, d.design, d.reason) for d in decisions}) == 1, call
+        choice = "raw" if decisions[0].choice == "raw" else "zip2" if decisions[0].design == 2 else "zip"
+        made.append(choice)
+        for s in ranks:
+            zipped = choice != "raw"
+            wire = int(1000 * rng.uniform(0.6, 1.1)) if zipped else 0
+            s.record(op, nbytes, choice, nbytes / GB * rng.uniform(0.5, 3), 1000 if zipped else 0, wire)
+        wants = {s.wants_agreement(op, nbytes) for s in ranks}
+        assert len(wants) == 1
+        if wants.pop():
+            seen = [s.seen(op, nbytes) for s in ranks]
+            seconds = [max(x[0][i] for x in seen) for i in range(3)]
+            for s in ranks:
+                s.agree(op, nbytes, seconds, max(x[1] for x in seen))
+    assert set(made) == set(ALL)  # the run really went through all of them
