@@ -1,10 +1,6 @@
 """The link model, the switcher, and the counters of a group."""
 
 import pytest
-import ranks
-import torch
-import torch.distributed as dist
-import zipccl
 from zipccl import _C
 
 GB = 1e9

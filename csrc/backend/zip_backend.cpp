@@ -1,6 +1,8 @@
 // Construction, life cycle, and the all-gathers.
 #include "backend/zip_backend.h"
 
+#include <ATen/ThreadLocalState.h>
+
 #include <cstdio>
 
 #include "backend/work.h"
@@ -70,7 +72,27 @@ uint64_t ZipBackend::GatherCall::shard_bytes() const {
   return bytes;
 }
 
-uint64_t ZipBackend::GatherCall::received_bytes(int world) const { return shard_bytes() * (world - 1); }
+uint64_t ZipBackend::GatherCall::gathered_bytes() const {
+  uint64_t bytes = 0;
+  for (const GatherItem& item : items)
+    for (const at::Tensor& out : item.outputs) bytes += out.nbytes();
+  return bytes;
+}
+
+uint64_t ZipBackend::GatherCall::received_bytes(int rank) const {
+  uint64_t bytes = gathered_bytes();
+  for (const GatherItem& item : items)
+    if (static_cast<size_t>(rank) < item.outputs.size()) bytes -= item.outputs[rank].nbytes();
+  return bytes;
+}
+
+// With uneven shards, traffic as this rank sees it differs from what others see; these are the same everywhere.
+uint64_t ZipBackend::GatherCall::agreed_shard_bytes(int world) const { return gathered_bytes() / world; }
+
+void ZipBackend::GatherCall::teach(Switcher* switcher, const Traffic& t, int world) const {
+  // wire_bytes: every rank receives world - 1 shards, all padded alike.
+  switcher->observe(gathered_bytes() * (world - 1), t.wire_bytes * world);
+}
 
 std::string ZipBackend::describe(const GatherCall& call) const {
   return "zipccl " + c10d::opTypeToString(call.op) + " (rank " + std::to_string(rank_) + " of " +
@@ -96,9 +118,7 @@ bool ZipBackend::zippable(const GatherCall& call, FrameOptions* frame) const {
   frame->code = options_.code;
   frame->checksum = options_.checksum;
   if (effective_code(*frame) == Code::raw) return false;
-  uint64_t bytes = 0;  // gathered: with uneven shards, what all ranks know alike
-  for (const GatherItem& item : call.items)
-    for (const at::Tensor& out : item.outputs) bytes += out.nbytes();
+  uint64_t bytes = call.gathered_bytes();
   return bytes > 0 && bytes >= options_.threshold(options_.all_gather);
 }
 
@@ -125,7 +145,7 @@ WorkPtr ZipBackend::all_gather(GatherCall call) {
 #ifdef ZIPCCL_WITH_CUDA
   if (zip && device.is_cuda() && cuda_) return all_gather_cuda(std::move(call), frame);
 #endif
-  state_->stats.add_raw("all_gather", call.received_bytes(size_));
+  state_->stats.add_raw("all_gather", call.received_bytes(rank_));
   return forward(device, call.raw);
 }
 
@@ -133,31 +153,32 @@ WorkPtr ZipBackend::all_gather_cpu(GatherCall call, const FrameOptions& frame) {
   TORCH_CHECK(!stopped_, "zipccl: the process group was shut down");
   if (!worker_) worker_ = std::make_unique<Worker>();
   auto work = c10::make_intrusive<CpuWork>(rank_, call.op, "zipccl:all_gather", call.inputs, call.outputs);
-  auto job = [state = state_, work, frame, mode = options_.all_gather, log = options_.log_decisions,
-              what = describe(call), call = std::move(call)] {
-    std::exception_ptr error;
+  auto run = [state = state_, frame, mode = options_.all_gather, log = options_.log_decisions, what = describe(call),
+              call = std::move(call), modes = at::ThreadLocalState()] {
+    // The caller's word on no_grad and inference mode counts for whoever writes to the outputs.
+    at::ThreadLocalStateGuard as_caller(modes);
     try {
       Messages messages(state->zip, call.timeout);
-      Decision d = decide_all_gather(*state->engine, messages, frame, &state->switcher, mode, call.shard_bytes(), log);
+      Decision d = decide_all_gather(*state->engine, messages, frame, &state->switcher, mode,
+                                     call.agreed_shard_bytes(messages.world()), log);
       if (d.choice == Choice::zip) {
         Traffic t = all_gather_zip(*state->engine, messages, call.items, frame, what);
-        state->switcher.observe(t.raw_bytes, t.wire_bytes);
+        call.teach(&state->switcher, t, messages.world());
         state->stats.add_zipped("all_gather", t);
       } else {
-        state->stats.add_raw("all_gather", call.received_bytes(messages.world()));
+        state->stats.add_raw("all_gather", call.received_bytes(messages.rank()));
         call.raw(*state->zip)->wait();
       }
     } catch (const FrameError&) {
-      error = std::current_exception();
-    } catch (const std::exception& e) {
+      throw;
+    } catch (const c10::Error& e) {
       // The inner backend's own text stays; which call it was is what it cannot know.
-      error = std::make_exception_ptr(Error(what + ": " + e.what()));
+      throw Error(what + ": " + e.what_without_backtrace());
+    } catch (const std::exception& e) {
+      throw Error(what + ": " + e.what());
     }
-    work->complete(error);
   };
-  worker_->submit(std::move(job), [work] {
-    work->complete(std::make_exception_ptr(Error("zipccl: the process group was shut down before this call ran")));
-  });
+  worker_->submit(std::move(run), [work](std::exception_ptr error) { work->complete(error); });
   return work;
 }
 
@@ -211,18 +232,12 @@ Decision ZipBackend::explain(at::Device device, int64_t bytes) {
                                              std::vector<at::Tensor>{});
     auto decision = std::make_shared<Decision>();
     worker_->submit(
-        [state = state_, work, frame, shard, decision] {
-          std::exception_ptr error;
-          try {
-            Messages messages(state->zip, c10d::kUnsetTimeout);
-            *decision =
-                decide_all_gather(*state->engine, messages, frame, &state->switcher, Mode::automatic, shard, false);
-          } catch (...) {
-            error = std::current_exception();
-          }
-          work->complete(error);
+        [state = state_, frame, shard, decision] {
+          Messages messages(state->zip, c10d::kUnsetTimeout);
+          *decision =
+              decide_all_gather(*state->engine, messages, frame, &state->switcher, Mode::automatic, shard, false);
         },
-        [work] { work->complete(std::make_exception_ptr(Error("zipccl: the process group was shut down"))); });
+        [work](std::exception_ptr error) { work->complete(error); });
     work->wait(kNoTimeout);
     return *decision;
   }

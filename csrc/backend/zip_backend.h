@@ -125,8 +125,11 @@ class ZipBackend : public c10d::Backend {
     std::chrono::milliseconds timeout;
     RawCall raw;
 
-    uint64_t shard_bytes() const;              // this rank's
-    uint64_t received_bytes(int world) const;  // from other ranks
+    uint64_t shard_bytes() const;             // this rank's
+    uint64_t gathered_bytes() const;          // all ranks'
+    uint64_t received_bytes(int rank) const;  // from ranks other than this one
+    uint64_t agreed_shard_bytes(int world) const;
+    void teach(Switcher* switcher, const Traffic& traffic, int world) const;
   };
 
   WorkPtr all_gather(GatherCall call);

@@ -50,10 +50,10 @@ WorkPtr ZipBackend::all_gather_cuda(GatherCall call, const FrameOptions& frame) 
     backend_for(device);
     auto guard = state.enter();
     Decision d = decide_all_gather(*state.engine, messages, frame, &state.switcher, options_.all_gather,
-                                   call.shard_bytes(), options_.log_decisions);
+                                   call.agreed_shard_bytes(size_), options_.log_decisions);
     if (d.choice == Choice::zip) {
       Traffic t = all_gather_zip(*state.engine, messages, call.items, frame, describe(call));
-      state.switcher.observe(t.raw_bytes, t.wire_bytes);
+      call.teach(&state.switcher, t, size_);
       state_->stats.add_zipped("all_gather", t);
       std::vector<at::Tensor> kept = call.inputs;
       for (const GatherItem& item : call.items) kept.insert(kept.end(), item.outputs.begin(), item.outputs.end());
@@ -62,7 +62,7 @@ WorkPtr ZipBackend::all_gather_cuda(GatherCall call, const FrameOptions& frame) 
                                            options_.checksum);
     }
   }
-  state_->stats.add_raw("all_gather", call.received_bytes(size_));
+  state_->stats.add_raw("all_gather", call.received_bytes(rank_));
   return forward(device, call.raw);
 }
 
