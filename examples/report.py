@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from statistics import fmean
 
 import launch
 
@@ -48,13 +49,14 @@ def text(args: argparse.Namespace, cluster: launch.Cluster, results: Results, co
 def table(runs: dict[str, dict], steps: int) -> list[str]:
     rows: list[tuple[str, dict[str, str]]] = [
         ("final loss (rank 0)", {name: f"{run['losses'][-1]:.6f}" for name, run in runs.items()}),
+        ("mean loss of the last 10 steps", {name: f"{fmean(run['losses'][-10:]):.6f}" for name, run in runs.items()}),
         ("time per step, median", {name: f"{run['ms_per_step']:.1f} ms" for name, run in runs.items()}),
     ]
     if "zipccl" in runs:
         moved = runs["zipccl"]["all_gather"]
         raw, wire = moved["raw_bytes"], moved["wire_bytes"]
         sent = {name: wire if name == "zipccl" else raw for name in runs}
-        rows[1:1] = [
+        rows[2:2] = [
             ("all-gathered per rank and step, raw", {name: f"{raw / steps / 1e6:.2f} MB" for name in runs}),
             ("the same on the wire", {name: f"{b / steps / 1e6:.2f} MB" for name, b in sent.items()}),
             ("bits on the wire per bf16 value", {name: f"{16 * b / raw:.2f}" for name, b in sent.items()}),

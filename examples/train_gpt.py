@@ -38,7 +38,7 @@ from netns import LinkError, ShapedLink
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-ROWS, CONTEXT = 2, 128  # per rank and step
+ROWS, CONTEXT = 1, 128  # per rank and step
 SEED = 1234
 LEARNING_RATE, RAMP = 1e-3, 10  # reached after RAMP steps
 TURN = 5  # steps after which the other run has its turn

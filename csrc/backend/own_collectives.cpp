@@ -99,8 +99,6 @@ bool sum_options(const c10d::ReduceOp& op, ReduceOptions* out) {
 OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<Tensors> outputs, Tensors user_outputs,
                                 std::chrono::milliseconds timeout, RawCall raw) const {
   OwnCall call = make_call(Op::all_gather, type, inputs, std::move(user_outputs), timeout, std::move(raw));
-  const uint64_t own = total_bytes(inputs);
-  call.received = own * (size_ - 1);
   bool fits = !inputs.empty() && inputs.size() == outputs.size() && frame_for(inputs[0], &call.frame) &&
               alike(inputs, inputs[0]);
   uint64_t gathered = 0;
@@ -111,7 +109,9 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
     gathered += total_bytes(outputs[i]);
     items.push_back({inputs[i], std::move(outputs[i])});
   }
+  // With uneven shards, the mean: what all ranks know alike.
   call.bytes = gathered / size_;
+  call.received = fits ? gathered - total_bytes(inputs) : total_bytes(inputs) * (size_ - 1);
   call.zippable = fits && gathered > 0 && gathered >= options_.threshold(options_.of(Op::all_gather));
   call.zip = [items = std::move(items), frame = call.frame](const Place& place, Choice) {
     return all_gather_zip(place, items, frame);

@@ -35,11 +35,14 @@ std::exception_ptr CpuWork::exception() const {
 }
 
 bool CpuWork::wait(std::chrono::milliseconds timeout) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (timeout == kNoTimeout)
-    cv_.wait(lock, [&] { return completed_; });
-  else if (!cv_.wait_for(lock, timeout, [&] { return completed_; }))
-    throw Error("zipccl: operation timed out after " + std::to_string(timeout.count()) + " ms");
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (timeout == kNoTimeout)
+      cv_.wait(lock, [&] { return completed_; });
+    else if (!cv_.wait_for(lock, timeout, [&] { return completed_; }))
+      throw Error("zipccl: operation timed out after " + std::to_string(timeout.count()) + " ms");
+  }
+  future_->wait();  // at once: complete() is there. Who has waited finds the future done.
   if (exception_) std::rethrow_exception(exception_);
   return true;
 }

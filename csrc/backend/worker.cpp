@@ -1,69 +1,116 @@
 #include "backend/worker.h"
 
+#include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "collectives/error.h"
 
 namespace zipccl {
 
+// One thread leads: it takes a job and runs it. Then it gives up the lead and reports; another takes over at once where
+// there is work, and is made where there is none. So there is one thread, unless a report takes long.
 struct Worker::State {
   struct Job {
-    std::function<void()> run, cancel;
+    Run run;
+    Done done;
   };
   std::mutex mutex;
-  std::condition_variable wake, ended_cv;
+  std::condition_variable wake, left;
   std::deque<Job> jobs;
+  std::vector<std::thread> threads;
+  size_t running = 0;  // threads that have not left loop()
+  size_t idle = 0;
+  bool led = false;
   bool stop = false;
-  bool ended = false;
-};
 
-Worker::Worker() : state_(std::make_shared<State>()) {
-  thread_ = std::thread([state = state_] {
-    std::unique_lock<std::mutex> lock(state->mutex);
+  // With the mutex held.
+  static void find_leader(const std::shared_ptr<State>& s) {
+    if (s->led || s->jobs.empty() || s->stop) return;
+    if (s->idle > 0) {
+      s->wake.notify_one();
+    } else {
+      ++s->running;
+      s->threads.emplace_back([s] { loop(s); });
+    }
+  }
+
+  static void loop(const std::shared_ptr<State>& s) {
+    std::unique_lock<std::mutex> lock(s->mutex);
     for (;;) {
-      state->wake.wait(lock, [&] { return state->stop || !state->jobs.empty(); });
-      if (state->stop) break;
+      ++s->idle;
+      s->wake.wait(lock, [&] { return s->stop || (!s->led && !s->jobs.empty()); });
+      --s->idle;
+      if (s->stop) break;
+      s->led = true;
       {
-        State::Job job = std::move(state->jobs.front());
-        state->jobs.pop_front();
+        Job job = std::move(s->jobs.front());
+        s->jobs.pop_front();
         lock.unlock();
-        job.run();  // reports its own errors; the job's captures die before the lock is taken again
+        std::exception_ptr error;
+        try {
+          job.run();
+        } catch (...) {
+          error = std::current_exception();
+        }
+        lock.lock();
+        s->led = false;
+        find_leader(s);
+        lock.unlock();
+        job.done(error);  // and the job's captures die before the lock is taken again
       }
       lock.lock();
     }
-    state->ended = true;
-    state->ended_cv.notify_all();
-  });
-}
+    --s->running;
+    s->left.notify_all();
+  }
+};
+
+Worker::Worker() : state_(std::make_shared<State>()) {}
 
 Worker::~Worker() { stop(2.0); }
 
-void Worker::submit(std::function<void()> job, std::function<void()> cancel) {
+namespace {
+std::exception_ptr shut_down() {
+  return std::make_exception_ptr(Error("zipccl: the process group was shut down before this call ran"));
+}
+}  // namespace
+
+void Worker::submit(Run run, Done done) {
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     if (!state_->stop) {
-      state_->jobs.push_back({std::move(job), std::move(cancel)});
-      state_->wake.notify_one();
+      state_->jobs.push_back({std::move(run), std::move(done)});
+      State::find_leader(state_);
       return;
     }
   }
-  cancel();
+  done(shut_down());
 }
 
 void Worker::stop(double patience_s) {
   std::deque<State::Job> cancelled;
-  bool ended;
+  std::vector<std::thread> threads;
+  bool all_left = false;
   {
     std::unique_lock<std::mutex> lock(state_->mutex);
     state_->stop = true;
     cancelled.swap(state_->jobs);
+    threads.swap(state_->threads);
     state_->wake.notify_all();
-    ended = state_->ended_cv.wait_for(lock, std::chrono::duration<double>(patience_s), [&] { return state_->ended; });
+    // A report may drop the last reference to the group, and so end up here on one of the threads.
+    bool inside = std::any_of(threads.begin(), threads.end(),
+                              [](const std::thread& t) { return t.get_id() == std::this_thread::get_id(); });
+    if (!inside)
+      all_left =
+          state_->left.wait_for(lock, std::chrono::duration<double>(patience_s), [&] { return state_->running == 0; });
   }
-  for (State::Job& job : cancelled) job.cancel();
-  if (!thread_.joinable()) return;
-  if (ended)
-    thread_.join();
-  else
-    thread_.detach();
+  for (State::Job& job : cancelled) job.done(shut_down());
+  for (std::thread& t : threads) all_left ? t.join() : t.detach();
 }
 
 }  // namespace zipccl

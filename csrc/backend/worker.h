@@ -1,35 +1,36 @@
-// One thread that runs jobs in the order they were given: the CPU side's equivalent of a CUDA stream.
+// Runs jobs one at a time in the order they were given: the CPU side's equivalent of a CUDA stream.
 //
 // All zipped CPU collectives of a group run here over their own inner gloo instance, so the order of their messages is
 // the order of the calls, which is the same on every rank, whatever the caller's thread does beside it.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <thread>
 
 namespace zipccl {
 
 class Worker {
  public:
+  using Run = std::function<void()>;
+  using Done = std::function<void(std::exception_ptr)>;
+
   Worker();
-  // Ends the thread; see stop().
+  // Ends the threads; see stop().
   ~Worker();
 
-  // `job` runs on the thread; `cancel` runs instead, on the caller of stop(), if the worker ends first.
-  void submit(std::function<void()> job, std::function<void()> cancel);
+  // Calls `run` when all earlier jobs have run, then `done` with what it threw (null: nothing). `done` may take its
+  // time and wait for later jobs, as callbacks of futures do: the next job does not wait for it. A job that never ran
+  // is done too, with an Error.
+  void submit(Run run, Done done);
 
-  // Cancels what has not started, lets the running job end. Waits `patience_s` for it, then leaves the thread alone
+  // Cancels what has not started, lets the running job end. Waits `patience_s` for it, then leaves its thread alone
   // (it owns what it needs): a peer that died must not hold up the end of this process.
   void stop(double patience_s);
 
  private:
   struct State;
   std::shared_ptr<State> state_;
-  std::thread thread_;
 };
 
 }  // namespace zipccl

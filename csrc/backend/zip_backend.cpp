@@ -1,6 +1,8 @@
 // Construction, life cycle, and the way every own call takes.
 #include "backend/zip_backend.h"
 
+#include <ATen/ThreadLocalState.h>
+
 #include "backend/perform.h"
 #include "backend/work.h"
 #include "collectives/error.h"
@@ -91,8 +93,10 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
   TORCH_CHECK(!stopped_, "zipccl: the process group was shut down");
   if (!worker_) worker_ = std::make_unique<Worker>();
   auto work = c10::make_intrusive<CpuWork>(rank_, call.type, "zipccl", call.inputs, call.outputs);
-  auto job = [state = state_, work, options = options_, what = describe(call), call = std::move(call)] {
-    std::exception_ptr error;
+  auto run = [state = state_, options = options_, what = describe(call), call = std::move(call),
+              modes = at::ThreadLocalState()] {
+    // The caller's word on no_grad and inference mode counts for whoever writes to the outputs.
+    at::ThreadLocalStateGuard as_caller(modes);
     try {
       const Messages messages(state->zip, call.timeout);
       const Place place{*state->engine, messages, what};
@@ -111,16 +115,15 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
         agree(place, call.op, call.bytes, &state->switcher);
       }
     } catch (const FrameError&) {
-      error = std::current_exception();
-    } catch (const std::exception& e) {
+      throw;
+    } catch (const c10::Error& e) {
       // The inner backend's own text stays; which call it was is what it cannot know.
-      error = std::make_exception_ptr(Error(what + ": " + e.what()));
+      throw Error(what + ": " + e.what_without_backtrace());
+    } catch (const std::exception& e) {
+      throw Error(what + ": " + e.what());
     }
-    work->complete(error);
   };
-  worker_->submit(std::move(job), [work] {
-    work->complete(std::make_exception_ptr(Error("zipccl: the process group was shut down before this call ran")));
-  });
+  worker_->submit(std::move(run), [work](std::exception_ptr error) { work->complete(error); });
   return work;
 }
 
@@ -140,18 +143,12 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
                                            std::vector<at::Tensor>{});
   auto decision = std::make_shared<Decision>();
   worker_->submit(
-      [state = state_, work, frame, automatic, op, bytes, decision] {
-        std::exception_ptr error;
-        try {
-          const Messages messages(state->zip, c10d::kUnsetTimeout);
-          const std::string what = "zipccl explain";
-          *decision = explain_at({*state->engine, messages, what}, op, bytes, frame, automatic, &state->switcher);
-        } catch (...) {
-          error = std::current_exception();
-        }
-        work->complete(error);
+      [state = state_, frame, automatic, op, bytes, decision] {
+        const Messages messages(state->zip, c10d::kUnsetTimeout);
+        const std::string what = "zipccl explain";
+        *decision = explain_at({*state->engine, messages, what}, op, bytes, frame, automatic, &state->switcher);
       },
-      [work] { work->complete(std::make_exception_ptr(Error("zipccl: the process group was shut down"))); });
+      [work](std::exception_ptr error) { work->complete(error); });
   work->wait(kNoTimeout);
   return *decision;
 }

@@ -56,7 +56,8 @@ void bind_backend(py::module_& m) {
   py::module_::import("torch.distributed");  // registers c10d::Backend, our base class
 
   // Waiting for peers must not hold the GIL: every call that can wait releases it, and so does the destructor.
-  py::class_<ZipBackend, c10::intrusive_ptr<ZipBackend>, c10d::Backend>(m, "ZipBackend")
+  py::class_<ZipBackend, c10::intrusive_ptr<ZipBackend>, c10d::Backend>(m, "ZipBackend",
+                                                                        py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make_backend), py::arg("rank"), py::arg("size"), py::arg("cpu"), py::arg("cpu_zip"),
            py::arg("cuda"), py::arg("options"))
       .def("set_options", [](ZipBackend& b, const py::dict& options) { b.set_options(parse_options(options)); })

@@ -126,8 +126,9 @@ void encode_into(const at::Tensor& t, at::Tensor frame, at::Tensor size, const s
                  const std::string& layout, bool checksum) {
   FrameOptions options = parse_options(t, code, layout, checksum);
   check_frame(frame);
-  if (!t.is_contiguous() || t.is_conj() || t.is_neg() || size.scalar_type() != at::kLong || size.numel() != 1 || frame.device() != t.device() ||
-      size.device() != t.device() || static_cast<uint64_t>(frame.numel()) < frame_bound(options, t.numel()))
+  if (!t.is_contiguous() || t.is_conj() || t.is_neg() || size.scalar_type() != at::kLong || size.numel() != 1 ||
+      frame.device() != t.device() || size.device() != t.device() ||
+      static_cast<uint64_t>(frame.numel()) < frame_bound(options, t.numel()))
     throw py::value_error("encode_into needs a contiguous tensor, a frame of frame_bound() bytes and an int64 size");
   py::gil_scoped_release release;
   engine_for(t)->encode({t}, options, {frame}, size);

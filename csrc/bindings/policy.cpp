@@ -71,10 +71,8 @@ void bind_policy(py::module_& m) {
           },
           py::arg("op"), py::arg("bytes"), py::arg("choice"), py::arg("seconds"), py::arg("raw_bytes"),
           py::arg("wire_bytes"))
-      .def("wants_agreement",
-           [](const Switcher& s, const std::string& op, uint64_t bytes) {
-             return s.wants_agreement(parse_op(op), bytes);
-           })
+      .def("wants_agreement", [](const Switcher& s, const std::string& op,
+                                 uint64_t bytes) { return s.wants_agreement(parse_op(op), bytes); })
       .def("seen",
            [](const Switcher& s, const std::string& op, uint64_t bytes) {
              const Switcher::Seen seen = s.seen(parse_op(op), bytes);
@@ -82,7 +80,9 @@ void bind_policy(py::module_& m) {
            })
       .def("agree",
            [](Switcher& s, const std::string& op, uint64_t bytes, const std::array<double, kChoiceCount>& seconds,
-              double ratio) { s.agree(parse_op(op), bytes, {seconds, ratio}); })
+              double ratio) {
+             s.agree(parse_op(op), bytes, {seconds, ratio});
+           })
       .def_property_readonly("measured", &Switcher::measured)
       .def("ratio", [](const Switcher& s, const std::string& op) { return s.ratio(parse_op(op)); });
 

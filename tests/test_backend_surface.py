@@ -1,0 +1,301 @@
+"""Every virtual of c10d::Backend: whether it is zipccl's own, forwarded or refused, and that it is so."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from recorder import Inner, native, plain
+from torch.utils import cpp_extension
+
+OWN, FORWARDED, REFUSED = "own", "forwarded", "refused"
+
+
+class Row(NamedTuple):
+    """Where a call on CPU tensors arrives, in a group without and with a CUDA backend.
+
+    A text instead of receivers: the error that is raised. "zip" is the CPU backend that zipped calls use alone.
+    """
+
+    kind: str
+    cpu_only: tuple | str = ("cpu",)
+    with_cuda: tuple | str = ("cpu",)
+
+
+BY_DEVICE = Row(FORWARDED)
+EVERYWHERE = Row(FORWARDED, ("cpu", "zip"), ("cpu", "zip", "cuda"))
+CUDA_FIRST = Row(FORWARDED, ("cpu",), ("cuda",))
+
+
+def unsupported(name: str) -> Row:
+    error = f"Backend zipccl (does not support|does not implement|is missing implementation of) {name}"
+    return Row(REFUSED, error, error)
+
+
+TABLE = {
+    "_allgather_base": Row(OWN),
+    "allgather": Row(OWN),
+    "allgather_into_tensor_coalesced": Row(OWN),
+    "getBackendName": Row(OWN, (), ()),
+    # ---- collectives and messages, by the device of the tensors ----
+    "_reduce_scatter_base": BY_DEVICE,
+    "allgather_coalesced": BY_DEVICE,
+    "allreduce": BY_DEVICE,
+    "allreduce_coalesced": BY_DEVICE,
+    "allreduce_sparse": BY_DEVICE,
+    "alltoall": BY_DEVICE,
+    "alltoall_base": BY_DEVICE,
+    "barrier": BY_DEVICE,
+    "broadcast": BY_DEVICE,
+    "gather": BY_DEVICE,
+    "monitoredBarrier": BY_DEVICE,  # only gloo has one
+    "recv": BY_DEVICE,
+    "recvAnysource": BY_DEVICE,
+    "reduce": BY_DEVICE,
+    "reduce_scatter": BY_DEVICE,
+    "reduce_scatter_tensor_coalesced": BY_DEVICE,
+    "scatter": BY_DEVICE,
+    "send": BY_DEVICE,
+    "allocateTensor": BY_DEVICE,
+    "eagerConnectSingleDevice": BY_DEVICE,
+    # ---- to every inner backend ----
+    "abort": EVERYWHERE,
+    "enableCollectivesTiming": EVERYWHERE,
+    "setGroupUid": EVERYWHERE,
+    "setSequenceNumberForGroup": EVERYWHERE,
+    "setTimeout": EVERYWHERE,
+    "shutdown": EVERYWHERE,
+    # ---- to the one that knows ----
+    "endCoalescing": CUDA_FIRST,
+    "getError": CUDA_FIRST,
+    "getMemAllocator": CUDA_FIRST,
+    "startCoalescing": CUDA_FIRST,
+    "supportsCoalescing": CUDA_FIRST,
+    "getSequenceNumberForGroup": BY_DEVICE,  # of the last collective
+    "registerOnCompletionHook": Row(FORWARDED, "supports onCompletion hook, but got zipccl", ("cuda",)),
+    "waitForPendingWorks": Row(FORWARDED, "supports waitForPendingWorks, but got zipccl", ("cuda",)),
+    "supportsTensorAlloc": Row(FORWARDED, (), ("cuda",)),
+    # ---- refused: torch then takes its general path, which works ----
+    # Splitting needs options and a communicator of NCCL's; new_group makes groups without.
+    "supportsSplitting": Row(REFUSED, (), ()),
+    "split": unsupported("split"),
+    "merge": unsupported("merge"),
+    "getBackendOptions": unsupported("getBackendOptions"),
+    "supportsShrinking": Row(REFUSED, (), ()),
+    "shrink": unsupported("shrink"),
+    "supportsTimeEstimation": Row(REFUSED, (), ()),
+}
+
+# Virtuals of torch newer than 2.11. Their base versions refuse, or call the old names above, which we override.
+NEWER_TORCH = {
+    "suspend",
+    "resume",
+    "getMemoryStats",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "all_to_all_single",
+    "registerAbortHook",
+    "unregisterAbortHook",
+    "supportsReconfigure",
+    "get_reconfigure_handle",
+    "reconfigure",
+    "supportsWindow",
+    "new_window",
+    "capabilities",
+}
+
+
+def virtuals() -> set[str]:
+    (header,) = (
+        path
+        for include in cpp_extension.include_paths("cpu")
+        if (path := Path(include, "torch/csrc/distributed/c10d/Backend.hpp")).exists()
+    )
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", header.read_text(), flags=re.S)
+    return set(re.findall(r"\bvirtual\b[^;{(]*?(\w+)\s*\(", text))
+
+
+PRESENT = virtuals()
+
+
+def names(kind: str) -> list[str]:
+    return sorted(name for name, row in TABLE.items() if row.kind == kind and name in PRESENT)
+
+
+def test_the_table_knows_every_virtual_of_this_torch():
+    assert len(PRESENT) > 40 and "broadcast" in PRESENT  # the header was understood
+    unknown = PRESENT - TABLE.keys() - NEWER_TORCH
+    assert not unknown, f"torch {torch.__version__} has virtuals that nobody decided on: {sorted(unknown)}"
+
+
+def tensors(device: str = "cpu", dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.arange(n, dtype=dtype, device=device) for n in (6, 12, 6, 6)]
+
+
+def check_arrival(name: str, inner: Inner, receivers: tuple, device: str, values: list[torch.Tensor]) -> None:
+    direct = native().Recorder(0, 2)
+    expected_result = native().invoke(direct, name, values, torch.device(device))
+    expected = plain(direct.take_calls())
+    assert len(expected) == 1
+    inner.take_calls()
+
+    result = native().invoke(inner.backend, name, values, torch.device(device))
+    arrived = {receiver: plain(calls) for receiver, calls in inner.take_calls().items()}
+    assert arrived == {receiver: expected for receiver in receivers}
+    if isinstance(expected_result, torch.distributed.Work):
+        assert result is getattr(inner, receivers[0]).last_work()
+    elif isinstance(expected_result, torch.Tensor):
+        assert torch.equal(result, expected_result)
+    elif name == "registerOnCompletionHook":
+        assert result is True  # hasHooks(), which torch asks of the backend it knows
+    else:
+        assert result == expected_result
+
+
+@pytest.mark.parametrize("cuda", [False, True], ids=["cpu-only", "with-cuda"])
+@pytest.mark.parametrize("name", names(FORWARDED))
+def test_forwarded(name, cuda):
+    inner = Inner(cuda=cuda)
+    expected = TABLE[name].with_cuda if cuda else TABLE[name].cpu_only
+    if isinstance(expected, str):
+        with pytest.raises(RuntimeError, match=expected):
+            native().invoke(inner.backend, name, tensors(), torch.device("cpu"))
+        assert inner.take_calls() == {}
+    elif expected:
+        check_arrival(name, inner, expected, "cpu", tensors())
+    else:
+        assert native().invoke(inner.backend, name, tensors(), torch.device("cpu")) is False
+        assert inner.take_calls() == {}
+
+
+@pytest.mark.parametrize("name", ["barrier", "allocateTensor", "eagerConnectSingleDevice"])
+def test_forwarded_to_the_device_that_is_named(name):
+    check_arrival(name, Inner(cuda=True), ("cuda",), "cuda:0", tensors())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "name", [name for name in names(FORWARDED) + names(OWN) if TABLE[name] in (BY_DEVICE, Row(OWN))]
+)
+def test_cuda_tensors_go_to_the_cuda_backend(name):
+    receivers = ("cpu",) if name == "monitoredBarrier" else ("cuda",)
+    inner = Inner(cuda=True)
+    if name == "getSequenceNumberForGroup":
+        inner.backend.allreduce([torch.ones(1, device="cuda")]).wait()
+    check_arrival(name, inner, receivers, "cuda:0", tensors("cuda"))
+
+
+@pytest.mark.cuda
+def test_a_barrier_without_a_device_is_the_last_collectives():
+    inner = Inner(cuda=True)
+    inner.backend.allreduce([torch.ones(1, device="cuda")]).wait()
+    inner.take_calls()
+    inner.backend.barrier()
+    assert list(inner.take_calls()) == ["cuda"]
+
+
+@pytest.mark.parametrize("name", names(REFUSED))
+def test_refused(name):
+    """Whatever the inner backends could do: the recorders say yes to everything."""
+    inner = Inner(cuda=True)
+    if isinstance(TABLE[name].cpu_only, str):
+        with pytest.raises(RuntimeError, match=TABLE[name].cpu_only):
+            native().invoke(inner.backend, name, tensors(), torch.device("cpu"))
+    else:
+        assert native().invoke(inner.backend, name, tensors(), torch.device("cpu")) is False
+    assert inner.take_calls() == {}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_devices_without_an_inner_backend_are_named(device):
+    from zipccl import _C
+
+    backend = _C.ZipBackend(0, 2, None, None, None)
+    for name in ("allocateTensor", "eagerConnectSingleDevice"):
+        with pytest.raises(RuntimeError, match=f"no inner backend for {device}"):
+            native().invoke(backend, name, tensors(), torch.device(device))
+    with pytest.raises(RuntimeError, match="no inner backend for cpu"):
+        backend.allreduce(tensors()[:1])
+
+
+# ---- own -------------------------------------------------------------------------------------------------------
+
+GATHERS = [name for name in names(OWN) if name != "getBackendName"]
+
+
+def test_own_name():
+    assert Inner().backend.name() == "zipccl"
+
+
+@pytest.mark.parametrize("name", GATHERS)
+@pytest.mark.parametrize(
+    "options, dtype",
+    [
+        ({"all_gather": "raw"}, torch.bfloat16),
+        ({"min_bytes": 10**6}, torch.bfloat16),
+        ({"all_gather": "auto"}, torch.bfloat16),  # far below auto's own limit
+        ({}, torch.float32),  # a frame could only carry it raw
+        ({}, torch.int64),
+    ],
+    ids=["raw", "min-bytes", "auto-small", "float32", "int64"],
+)
+def test_raw_all_gathers_are_forwarded_untouched(name, options, dtype):
+    check_arrival(name, Inner(**options), ("cpu",), "cpu", tensors(dtype=dtype))
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_zipped_all_gathers_go_as_sizes_and_frames(name):
+    inner = Inner()
+    values = tensors(dtype=torch.bfloat16)
+    for out in values[1:]:
+        out.fill_(-1)
+    work = native().invoke(inner.backend, name, values, torch.device("cpu"))
+    assert work.wait()
+    calls = inner.take_calls()
+    assert list(calls) == ["zip"]  # the caller's own backend stays free for the caller's other calls
+    sizes, frames = calls["zip"]
+    assert sizes.name == frames.name == "_allgather_base"
+    assert [(t.dtype, t.numel()) for t in sizes.tensors] == [(torch.int64, 2), (torch.int64, 1)]
+    (frame_bytes,) = sizes.tensors[1].tolist()
+    assert [(t.dtype, t.numel()) for t in frames.tensors] == [
+        (torch.uint8, 2 * frame_bytes),
+        (torch.uint8, frame_bytes),
+    ]
+    assert sizes.arguments == frames.arguments == "timeout=1234 async=0"
+    outputs = values[2:] if name == "allgather" else list(values[1].chunk(2))  # the recorder echoes
+    assert all(torch.equal(out, values[0]) for out in outputs)
+
+
+def test_several_tensors_go_in_one_call():
+    inner = Inner()
+    ins = [torch.arange(n, dtype=torch.bfloat16) for n in (5, 300, 1)]
+    outs = [torch.empty(2 * t.numel(), dtype=torch.bfloat16) for t in ins]
+    native().all_gather_coalesced(inner.backend, outs, ins).wait()
+    assert [c.name for c in inner.take_calls()["zip"]] == ["_allgather_base", "allgather_into_tensor_coalesced"]
+    for out, in_ in zip(outs, ins, strict=True):
+        assert torch.equal(out, in_.repeat(2))
+
+
+def test_inside_a_coalescing_window_all_is_raw():
+    """The inner backend holds calls back there, so sizes would never come."""
+    inner = Inner()
+    inner.backend._start_coalescing()
+    values = tensors(dtype=torch.bfloat16)
+    inner.backend._allgather_base(values[1], values[0])
+    work = inner.backend._end_coalescing()
+    assert [c.name for c in inner.take_calls()["cpu"]] == ["startCoalescing", "_allgather_base", "endCoalescing"]
+    assert work.wait() and work.is_completed()
+    inner.backend._allgather_base(values[1], values[0]).wait()
+    assert list(inner.take_calls()) == ["zip"]  # and after it no longer
+
+
+def test_shutdown_reaches_the_inner_backends_once():
+    inner = Inner(cuda=True)
+    inner.backend.shutdown()
+    inner.backend.shutdown()
+    assert {name: [c.name for c in calls] for name, calls in inner.take_calls().items()} == {
+        name: ["shutdown"] for name in ("cpu", "zip", "cuda")
+    }
