@@ -17,6 +17,7 @@ from types import ModuleType
 
 import torch
 from torch.utils import cpp_extension
+import zipccl
 from zipccl import _C
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +51,7 @@ class Inner:
         self.cpu, self.zip = make(rank, size), make(rank, size)
         self.cuda = make(rank, size) if cuda else None
         options = {"all_gather": "zip"} | options
-        self.backend = _C.ZipBackend(rank, size, self.cpu, self.zip, self.cuda, **options)
+        self.backend = _C.ZipBackend(rank, size, self.cpu, self.zip, self.cuda, zipccl.Options(**options).native())
 
     def take_calls(self) -> dict[str, list]:
         """Recorder -> its calls since the last time, for recorders that had any."""

@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import zipccl
 from recorder import Inner, native, plain
 from torch.utils import cpp_extension
+from zipccl import _C
 
 OWN, FORWARDED, REFUSED = "own", "forwarded", "refused"
 
@@ -211,9 +213,7 @@ def test_refused(name):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_devices_without_an_inner_backend_are_named(device):
-    from zipccl import _C
-
-    backend = _C.ZipBackend(0, 2, None, None, None)
+    backend = _C.ZipBackend(0, 2, None, None, None, zipccl.Options().native())
     for name in ("allocateTensor", "eagerConnectSingleDevice"):
         with pytest.raises(RuntimeError, match=f"no inner backend for {device}"):
             native().invoke(backend, name, tensors(), torch.device(device))
