@@ -29,9 +29,9 @@ demo: build  ## train a small GPT on 2 ranks, raw then zipped (LINK=1gbit: over 
 test: build $(VENV)/.zipccl-test  ## run the tests (ARGS="-k codec")
 	$(PY) -m pytest $(ARGS)
 
-bench: build  ## measure the codec and the collectives
+bench: build  ## measure the codec and the collectives (LINK=1gbit as in demo)
 	$(PY) benchmarks/codec.py $(ARGS)
-	$(PY) benchmarks/collectives.py $(ARGS)
+	$(PY) benchmarks/collectives.py $(if $(LINK),--link $(LINK)) $(ARGS)
 
 lint: $(VENV)/.zipccl-lint  ## check format, style and layout
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
@@ -48,7 +48,7 @@ build: $(BUILT) $(VENV)/.zipccl-editable  ## build the extension in place and in
 
 cuda:  ## compile the CUDA sources of the layers without torch, by nvcc alone
 	mkdir -p build
-	for f in $$(find csrc/codec csrc/quantizer -name '*.cu'); do \
+	for f in $(wildcard csrc/codec/*.cu csrc/quantizer/*.cu); do \
 	  echo "nvcc $(CUDA_ARCH) $$f"; \
 	  nvcc -c -std=c++17 -O3 -arch=$(CUDA_ARCH) -DZIPCCL_WITH_CUDA -Icsrc -o build/cuda.o $$f; \
 	done

@@ -9,17 +9,19 @@ import sys
 from datetime import datetime, timezone
 
 import torch
+import zipccl
+
+_load_before = os.getloadavg()[0]  # what else ran on this machine when the program began
 
 
 def describe(device: str) -> dict:
-    import zipccl
-
     facts = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
         "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
+        "load_before": _load_before,
         "zipccl": zipccl.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -26,7 +26,7 @@ def text(args: argparse.Namespace, cluster: launch.Cluster, results: Results, co
     runs = {name: ranks[cluster.ranks[0]] for name, ranks in results.items()}
     lines = table(runs, args.steps)
     if comparison:
-        lines += ["", *identity_sentences(args.steps, len(cluster.ranks), comparison)]
+        lines += ["", *identity_sentences(args.steps, cluster.ranks, comparison)]
     if "zipccl" in runs:
         moved = runs["zipccl"]["all_gather"]
         lines += [
@@ -65,8 +65,9 @@ def table(runs: dict[str, dict], steps: int) -> list[str]:
     return [head, *(f"{label:<36}" + "".join(f"{cells[name]:>14}" for name in runs) for label, cells in rows)]
 
 
-def identity_sentences(steps: int, ranks: int, comparison: dict[str, bool]) -> list[str]:
-    losses = f"{steps * ranks} losses ({steps} steps x {ranks} rank{'s' if ranks > 1 else ''})"
+def identity_sentences(steps: int, ranks: list[int], comparison: dict[str, bool]) -> list[str]:
+    of = f"x {len(ranks)} ranks" if len(ranks) > 1 else f"of rank {ranks[0]}"  # torchrun: each rank checks its own
+    losses = f"{steps * len(ranks)} losses ({steps} steps {of})"
     return [
         f"Losses   All {losses} are bit-identical in both runs."
         if comparison["loss_bits"]

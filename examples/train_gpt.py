@@ -202,6 +202,8 @@ def main() -> int:
                 "steps": args.steps, "rows_per_rank": ROWS, "context": CONTEXT, "seed": SEED,
             }  # fmt: skip
             args.json.write_text(json.dumps(facts | {"bit_identical": comparison, "runs": results}, indent=1) + "\n")
+    elif not all(comparison.values()):
+        print(f"rank {cluster.ranks[0]}: the two runs differ: {comparison}", file=sys.stderr)
     return 0 if all(comparison.values()) else 1
 
 
