@@ -74,6 +74,45 @@ OwnCall make_call(Op op, c10d::OpType type, Tensors inputs, Tensors outputs, std
   return call;
 }
 
+// gloo moves these dtypes. Others are the same to it as bytes: a move changes none.
+bool gloo_moves(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kChar:
+    case at::kByte:
+    case at::kBool:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool as_bytes_for_gloo(const at::Tensor& t) { return t.is_cpu() && t.is_contiguous() && !gloo_moves(t.scalar_type()); }
+
+at::Tensor carried(const at::Tensor& t) { return as_bytes_for_gloo(t) ? as_bytes(t) : t; }
+
+Tensors carried(Tensors tensors) {
+  for (at::Tensor& t : tensors) t = carried(t);
+  return tensors;
+}
+
+std::vector<Tensors> carried(std::vector<Tensors> lists) {
+  for (Tensors& list : lists) list = carried(std::move(list));
+  return lists;
+}
+
+// Rows of dimension 0 as bytes of the flat tensor.
+std::vector<int64_t> carried_splits(std::vector<int64_t> splits, const at::Tensor& t) {
+  if (as_bytes_for_gloo(t) && t.dim() > 0 && t.size(0) > 0)
+    for (int64_t& s : splits) s *= static_cast<int64_t>(t.nbytes()) / t.size(0);
+  return splits;
+}
+
 // Multiplier of PREMUL_SUM; false where it is a tensor or the op is no sum.
 bool sum_options(const c10d::ReduceOp& op, ReduceOptions* out) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
@@ -107,11 +146,13 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
     fits = outputs[i].size() == static_cast<size_t>(size_) && alike(outputs[i], inputs[0]) &&
            outputs[i][rank_].numel() == inputs[i].numel();
     gathered += total_bytes(outputs[i]);
-    items.push_back({inputs[i], std::move(outputs[i])});
+    items.push_back({inputs[i], outputs[i]});
   }
   // With uneven shards, the mean: what all ranks know alike.
   call.bytes = gathered / size_;
   call.received = fits ? gathered - total_bytes(inputs) : total_bytes(inputs) * (size_ - 1);
+  // gloo's future of one gathered tensor holds its shards, NCCL's the tensor.
+  if (fits && type == c10d::OpType::_ALLGATHER_BASE && inputs[0].is_cpu()) call.outputs = outputs[0];
   call.zippable = fits && gathered > 0 && gathered >= options_.threshold(options_.of(Op::all_gather));
   call.zip = [items = std::move(items), frame = call.frame](const Place& place, Choice) {
     return all_gather_zip(place, items, frame);
@@ -121,9 +162,10 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
 
 WorkPtr ZipBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   Tensors parts = output.numel() == input.numel() * size_ ? equal_parts(output, size_) : Tensors{};
-  return run(
-      gather_call(c10d::OpType::_ALLGATHER_BASE, {input}, {std::move(parts)}, {output}, opts.timeout,
-                  [output, input, opts](c10d::Backend& b) mutable { return b._allgather_base(output, input, opts); }));
+  return run(gather_call(c10d::OpType::_ALLGATHER_BASE, {input}, {std::move(parts)}, {output}, opts.timeout,
+                         [output = carried(output), input = carried(input), opts](c10d::Backend& b) mutable {
+                           return b._allgather_base(output, input, opts);
+                         }));
 }
 
 WorkPtr ZipBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -132,7 +174,7 @@ WorkPtr ZipBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& i
   for (size_t i = 0; i < outputs.size() && i < inputs.size(); ++i)
     parts.push_back(outputs[i].numel() == inputs[i].numel() * size_ ? equal_parts(outputs[i], size_) : Tensors{});
   return run(gather_call(c10d::OpType::COALESCED, inputs, std::move(parts), outputs, opts.timeout,
-                         [outputs, inputs, opts](c10d::Backend& b) mutable {
+                         [outputs = carried(outputs), inputs = carried(inputs), opts](c10d::Backend& b) mutable {
                            return b.allgather_into_tensor_coalesced(outputs, inputs, opts);
                          }));
 }
@@ -177,11 +219,12 @@ WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
   auto parts = [&](const at::Tensor& t, const std::vector<int64_t>& splits) {
     return splits.empty() ? equal_parts(t, size_) : split_parts(t, splits, size_);
   };
-  return run(all_to_all_call(c10d::OpType::ALLTOALL_BASE, parts(input, input_splits), parts(output, output_splits),
-                             {input}, {output}, even, opts.timeout,
-                             [output, input, output_splits, input_splits, opts](c10d::Backend& b) mutable {
-                               return b.alltoall_base(output, input, output_splits, input_splits, opts);
-                             }));
+  return run(all_to_all_call(
+      c10d::OpType::ALLTOALL_BASE, parts(input, input_splits), parts(output, output_splits), {input}, {output}, even,
+      opts.timeout,
+      [output = carried(output), input = carried(input), output_splits = carried_splits(output_splits, output),
+       input_splits = carried_splits(input_splits, input),
+       opts](c10d::Backend& b) mutable { return b.alltoall_base(output, input, output_splits, input_splits, opts); }));
 }
 
 WorkPtr ZipBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
@@ -273,8 +316,9 @@ WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
 
 WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const int root = static_cast<int>(opts.rootRank);
-  OwnCall call = make_call(Op::broadcast, c10d::OpType::BROADCAST, tensors, tensors, opts.timeout,
-                           [tensors, opts](c10d::Backend& b) mutable { return b.broadcast(tensors, opts); });
+  OwnCall call =
+      make_call(Op::broadcast, c10d::OpType::BROADCAST, tensors, tensors, opts.timeout,
+                [tensors = carried(tensors), opts](c10d::Backend& b) mutable { return b.broadcast(tensors, opts); });
   call.bytes = total_bytes(tensors);
   call.received = rank_ == root ? 0 : call.bytes;
   call.zippable = tensors.size() == 1 && opts.rootTensor == 0 && root >= 0 && root < size_ &&
@@ -290,7 +334,9 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
   const int root = static_cast<int>(opts.rootRank);
   OwnCall call =
       make_call(Op::scatter, c10d::OpType::SCATTER, inputs.empty() ? Tensors{} : inputs[0], outputs, opts.timeout,
-                [outputs, inputs, opts](c10d::Backend& b) mutable { return b.scatter(outputs, inputs, opts); });
+                [outputs = carried(outputs), inputs = carried(inputs), opts](c10d::Backend& b) mutable {
+                  return b.scatter(outputs, inputs, opts);
+                });
   call.bytes = total_bytes(outputs);
   call.received = rank_ == root ? 0 : call.bytes;
   call.zippable = outputs.size() == 1 && root >= 0 && root < size_ && frame_for(outputs[0], &call.frame) &&
@@ -309,7 +355,9 @@ WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const
   const int root = static_cast<int>(opts.rootRank);
   OwnCall call =
       make_call(Op::gather, c10d::OpType::GATHER, inputs, outputs.empty() ? Tensors{} : outputs[0], opts.timeout,
-                [outputs, inputs, opts](c10d::Backend& b) mutable { return b.gather(outputs, inputs, opts); });
+                [outputs = carried(outputs), inputs = carried(inputs), opts](c10d::Backend& b) mutable {
+                  return b.gather(outputs, inputs, opts);
+                });
   call.bytes = total_bytes(inputs);
   call.received = rank_ == root ? call.bytes * (size_ - 1) : 0;
   call.zippable = inputs.size() == 1 && root >= 0 && root < size_ && frame_for(inputs[0], &call.frame) &&

@@ -79,8 +79,8 @@ bool ZipBackend::frame_for(const at::Tensor& t, FrameOptions* frame) const {
 
 WorkPtr ZipBackend::run(OwnCall call) {
   const at::Device device = device_of(call);
+  if (device.is_cpu() && state_->zip && (may_zip(call) || call.raw_here)) return run_cpu(std::move(call));
   if (may_zip(call)) {
-    if (device.is_cpu() && state_->zip) return run_cpu(std::move(call));
 #ifdef ZIPCCL_WITH_CUDA
     if (device.is_cuda() && cuda_) return run_cuda(std::move(call));
 #endif
@@ -93,24 +93,28 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
   TORCH_CHECK(!stopped_, "zipccl: the process group was shut down");
   if (!worker_) worker_ = std::make_unique<Worker>();
   auto work = c10::make_intrusive<CpuWork>(rank_, call.type, "zipccl", call.inputs, call.outputs);
-  auto run = [state = state_, options = options_, what = describe(call), call = std::move(call),
-              modes = at::ThreadLocalState()] {
+  auto run = [state = state_, options = options_, may_zip = may_zip(call), what = describe(call),
+              call = std::move(call), modes = at::ThreadLocalState()] {
     // The caller's word on no_grad and inference mode counts for whoever writes to the outputs.
     at::ThreadLocalStateGuard as_caller(modes);
     try {
       const Messages messages(state->zip, call.timeout);
       const Place place{*state->engine, messages, what};
-      const Decision d = decide(place, call.op, call.bytes, call.frame, options, &state->switcher);
+      const Decision d = may_zip ? decide(place, call.op, call.bytes, call.frame, options, &state->switcher)
+                                 : Decision{Choice::raw, "", 0, 0};
       Traffic traffic;
       Stopwatch watch;
       if (zips(d.choice)) {
         traffic = call.zip(place, d.choice);
         state->stats.add_zipped(op_name(call.op), traffic);
       } else {
-        call.raw(*state->zip)->wait();
+        if (call.raw_here)
+          call.raw_here(place);
+        else
+          call.raw(*state->zip)->wait();
         state->stats.add_raw(op_name(call.op), call.received);
       }
-      if (is_timed(call.op, options)) {
+      if (may_zip && is_timed(call.op, options)) {
         state->switcher.record(call.op, call.bytes, d.choice, watch.lap(), traffic.raw_bytes, traffic.wire_bytes);
         agree(place, call.op, call.bytes, &state->switcher);
       }

@@ -33,6 +33,21 @@ c10::intrusive_ptr<ZipBackend> make_backend(int rank, int size, const BackendPtr
   return c10::make_intrusive<ZipBackend>(rank, size, cpu, cpu_zip, cuda, parse_options(options));
 }
 
+// The inverse of parse_options().
+py::dict options_dict(const ZipBackend& backend) {
+  const BackendOptions& o = backend.options();
+  constexpr const char* modes[] = {"auto", "zip", "raw"};
+  py::dict d, by_op;
+  for (int i = 0; i < kOpCount; ++i) by_op[op_name(static_cast<Op>(i))] = modes[static_cast<int>(o.mode[i])];
+  d["modes"] = by_op;
+  d["all_to_all_design"] = static_cast<int>(o.design);
+  d["wire_dtype"] = py::cast(o.wire_dtype);
+  d["checksum"] = o.checksum;
+  d["min_bytes"] = py::cast(o.min_bytes);
+  d["log_decisions"] = o.log_decisions;
+  return d;
+}
+
 py::dict stats_dict(const ZipBackend& backend) {
   py::dict all;
   for (const auto& [op, s] : backend.stats()) {
@@ -60,6 +75,7 @@ void bind_backend(py::module_& m) {
                                                                         py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make_backend), py::arg("rank"), py::arg("size"), py::arg("cpu"), py::arg("cpu_zip"),
            py::arg("cuda"), py::arg("options"))
+      .def("options", &options_dict)
       .def("set_options", [](ZipBackend& b, const py::dict& options) { b.set_options(parse_options(options)); })
       .def("stats", &stats_dict)
       .def("reset_stats", &ZipBackend::reset_stats)

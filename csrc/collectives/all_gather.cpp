@@ -74,4 +74,21 @@ Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items,
   return traffic;
 }
 
+void all_gather_padded(const Place& place, const at::Tensor& input, const std::vector<at::Tensor>& outputs) {
+  at::NoGradGuard no_grad;
+  int64_t largest = 0;
+  for (const at::Tensor& out : outputs) largest = std::max<int64_t>(largest, out.nbytes());
+  if (largest == 0) return;
+  at::Tensor send = place.engine.empty(largest, at::kByte);
+  at::Tensor received = place.engine.empty(largest * place.world(), at::kByte);
+  send.narrow(0, 0, input.nbytes()).copy_(as_bytes(input.contiguous()), /*non_blocking=*/true);
+  place.messages.all_gather(received, send);
+  for (int r = 0; r < place.world(); ++r) {
+    at::Tensor out = outputs[r];
+    at::Tensor dense = out.is_contiguous() ? out : at::empty(out.sizes(), out.options());
+    as_bytes(dense).copy_(received.narrow(0, r * largest, out.nbytes()), /*non_blocking=*/true);
+    if (!dense.is_same(out)) out.copy_(dense, /*non_blocking=*/true);
+  }
+}
+
 }  // namespace zipccl

@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 
+#include <limits>
 #include <vector>
 
 #include "collectives/place.h"
@@ -21,6 +22,7 @@ struct PairOptions {
   FrameOptions frame;  // the layout follows from the design
   Design design = Design::two;
   uint64_t min_bytes = 0;  // messages with fewer raw bytes are not zipped
+  static constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();  // on all ranks alike
 };
 
 // Sends inputs[r] (contiguous) to rank r; nothing moves for the own rank. What rank r sends arrives as a frame of

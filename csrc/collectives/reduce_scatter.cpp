@@ -2,8 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <limits>
-
 #include "collectives/all_gather.h"
 
 namespace zipccl {
@@ -27,7 +25,7 @@ Traffic sum_shards(const Place& place, const std::vector<at::Tensor>& wire, at::
   PairOptions options = pair;
   options.frame.dtype = dtype_of(wire[0].scalar_type());
   // A code that does not make this dtype smaller would only copy it.
-  if (effective_code(options.frame) == Code::raw) options.min_bytes = std::numeric_limits<uint64_t>::max();
+  if (effective_code(options.frame) == Code::raw) options.min_bytes = PairOptions::kNever;
   // Messages that are not zipped arrive in tensors; for the others a tensor of the right size without memory says what
   // to expect.
   std::vector<at::Tensor> raw(world);
@@ -65,7 +63,8 @@ Traffic reduce_scatter_zip(const Place& place, const std::vector<at::Tensor>& in
                            const PairOptions& pair, const ReduceOptions& reduce) {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> wire;
-  for (const at::Tensor& t : inputs) wire.push_back(t.resolve_neg().contiguous().view({-1}).to(wire_type(t.scalar_type(), reduce)));
+  for (const at::Tensor& t : inputs)
+    wire.push_back(t.resolve_neg().contiguous().view({-1}).to(wire_type(t.scalar_type(), reduce)));
   at::Tensor dense = output.is_contiguous() ? output : at::empty(output.sizes(), output.options());
   Traffic traffic = sum_shards(place, wire, dense, pair, reduce);
   // Raw bytes are what the caller's dtype would have cost.

@@ -9,6 +9,7 @@ _build_check.check()
 
 from zipccl._C import Error, FrameError  # noqa: E402
 from zipccl._version import __version__  # noqa: E402
+from zipccl.attach import attach, detach, override  # noqa: E402
 from zipccl.backend import explain, register, stats  # noqa: E402
 from zipccl.codec import compress, decompress  # noqa: E402
 from zipccl.options import Options  # noqa: E402
@@ -18,9 +19,12 @@ __all__ = [
     "FrameError",
     "Options",
     "__version__",
+    "attach",
     "compress",
     "decompress",
+    "detach",
     "explain",
+    "override",
     "register",
     "stats",
 ]

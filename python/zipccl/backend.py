@@ -23,30 +23,31 @@ def register() -> None:
 def _create(group: Any, pg_options: Any) -> _C.ZipBackend:
     """torch's creator: called once per group on every member, for both devices."""
     options = from_pg_options(pg_options)
-    _check_same_options(group, options)
     devices = options.inner_backends()
-    zip_wanted = group.group_size > 1 and any(getattr(options, name) != "raw" for name in COLLECTIVES)
+    check_same_options(group, options)
     cpu = _gloo(group, "gloo") if "cpu" in devices else None
-    # Zipped CPU collectives run on their own thread; their messages must not mix with those of the caller's thread.
-    cpu_zip = _gloo(group, "gloo-zip") if cpu is not None and zip_wanted else None
     cuda = _nccl(group, options) if "cuda" in devices and torch.cuda.is_available() else None
+    may_zip = any(getattr(options, name) != "raw" for name in COLLECTIVES)
+    return build(group, options, cpu, cuda, zip_cpu=may_zip)
+
+
+def build(group: Any, options: Options, cpu: Any, cuda: Any, zip_cpu: bool) -> _C.ZipBackend:
+    """A ZipBackend over inner backends that are there. ``zip_cpu``: CPU tensors may be zipped, now or later."""
     if cuda is not None and _C.cuda_version is None and "zip" in options.native()["modes"].values():
-        warnings.warn("zipccl was built without CUDA: CUDA tensors travel raw", stacklevel=2)
-    return _C.ZipBackend(
-        group.group_rank,
-        group.group_size,
-        cpu,
-        cpu_zip,
-        cuda,
-        options.native(),
-    )
+        warnings.warn("zipccl was built without CUDA: CUDA tensors travel raw", stacklevel=3)
+    # Zipped CPU collectives run on their own thread; their messages must not mix with those of the caller's thread.
+    cpu_zip = _gloo(group, "gloo-zip") if cpu is not None and zip_cpu and group.group_size > 1 else None
+    return _C.ZipBackend(group.group_rank, group.group_size, cpu, cpu_zip, cuda, options.native())
 
 
-def _check_same_options(group: Any, options: Options) -> None:
-    """Ranks with different options would make different calls and hang; rank 0's are the measure."""
+def check_same_options(group: Any, options: Options, key: str = "zipccl/options") -> None:
+    """Ranks with different options would make different calls and hang; rank 0's are the measure.
+
+    Raises:
+        RuntimeError: on a rank whose options differ.
+    """
     if group.group_size == 1:
         return
-    key = "zipccl/options"
     if group.group_rank == 0:
         group.store.set(key, options.fingerprint())
         return
