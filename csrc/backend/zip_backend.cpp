@@ -152,7 +152,9 @@ WorkPtr ZipBackend::all_gather(GatherCall call) {
 WorkPtr ZipBackend::all_gather_cpu(GatherCall call, const FrameOptions& frame) {
   TORCH_CHECK(!stopped_, "zipccl: the process group was shut down");
   if (!worker_) worker_ = std::make_unique<Worker>();
-  auto work = c10::make_intrusive<CpuWork>(rank_, call.op, "zipccl:all_gather", call.inputs, call.outputs);
+  // What a future's value is, gloo decides: the shards of one output, not the output.
+  const auto& outputs = call.op == c10d::OpType::_ALLGATHER_BASE ? call.items[0].outputs : call.outputs;
+  auto work = c10::make_intrusive<CpuWork>(rank_, call.op, "zipccl:all_gather", call.inputs, outputs);
   auto run = [state = state_, frame, mode = options_.all_gather, log = options_.log_decisions, what = describe(call),
               call = std::move(call), modes = at::ThreadLocalState()] {
     // The caller's word on no_grad and inference mode counts for whoever writes to the outputs.
