@@ -134,10 +134,12 @@ uint64_t ZipBackend::getSequenceNumberForGroup() {
   return (last_cuda_ || !cpu_ ? cuda_ : cpu_)->getSequenceNumberForGroup();
 }
 
+#ifdef ZIPCCL_TORCH_HAS_SET_GROUP_UID
 void ZipBackend::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
   for (const BackendPtr& b : all_inner()) b->setGroupUid(uid);
 }
+#endif
 
 void ZipBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   if (!cuda_) return Backend::registerOnCompletionHook(std::move(hook));

@@ -20,7 +20,8 @@ struct Worker::State {
     Done done;
   };
   std::mutex mutex;
-  std::condition_variable wake, left;
+  std::condition_variable wake;     // a job, or the end
+  std::condition_variable changed;  // a thread became idle, or left
   std::deque<Job> jobs;
   std::vector<std::thread> threads;
   size_t running = 0;  // threads that have not left loop()
@@ -43,6 +44,7 @@ struct Worker::State {
     std::unique_lock<std::mutex> lock(s->mutex);
     for (;;) {
       ++s->idle;
+      s->changed.notify_all();
       s->wake.wait(lock, [&] { return s->stop || (!s->led && !s->jobs.empty()); });
       --s->idle;
       if (s->stop) break;
@@ -66,13 +68,46 @@ struct Worker::State {
       lock.lock();
     }
     --s->running;
-    s->left.notify_all();
+    s->changed.notify_all();
   }
 };
 
-Worker::Worker() : state_(std::make_shared<State>()) {}
+// Never destroyed: workers may outlive static objects.
+struct Worker::Registry {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<State>> workers;
+
+  static Registry& get() {
+    static auto* registry = new Registry;
+    return *registry;
+  }
+};
+
+Worker::Worker() : state_(std::make_shared<State>()) {
+  Registry& all = Registry::get();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  all.workers.erase(
+      std::remove_if(all.workers.begin(), all.workers.end(), [](const auto& worker) { return worker.expired(); }),
+      all.workers.end());
+  all.workers.push_back(state_);
+}
 
 Worker::~Worker() { stop(2.0); }
+
+void Worker::drain_all(double patience_s) {
+  auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience_s);
+  std::vector<std::weak_ptr<State>> workers;
+  {
+    std::lock_guard<std::mutex> lock(Registry::get().mutex);
+    workers = Registry::get().workers;
+  }
+  for (const auto& worker : workers) {
+    auto s = worker.lock();
+    if (!s) continue;
+    std::unique_lock<std::mutex> lock(s->mutex);
+    s->changed.wait_until(lock, deadline, [&] { return s->jobs.empty() && s->idle == s->running; });
+  }
+}
 
 namespace {
 std::exception_ptr shut_down() {
@@ -106,8 +141,8 @@ void Worker::stop(double patience_s) {
     bool inside = std::any_of(threads.begin(), threads.end(),
                               [](const std::thread& t) { return t.get_id() == std::this_thread::get_id(); });
     if (!inside)
-      all_left =
-          state_->left.wait_for(lock, std::chrono::duration<double>(patience_s), [&] { return state_->running == 0; });
+      all_left = state_->changed.wait_for(lock, std::chrono::duration<double>(patience_s),
+                                          [&] { return state_->running == 0; });
   }
   for (State::Job& job : cancelled) job.done(shut_down());
   for (std::thread& t : threads) all_left ? t.join() : t.detach();

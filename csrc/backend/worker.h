@@ -28,8 +28,13 @@ class Worker {
   // (it owns what it needs): a peer that died must not hold up the end of this process.
   void stop(double patience_s);
 
+  // Waits until no worker of this process has anything to do, or `patience_s` is over. For the end of Python, which
+  // threads that still hold tensors do not survive.
+  static void drain_all(double patience_s);
+
  private:
   struct State;
+  struct Registry;  // of all workers
   std::shared_ptr<State> state_;
 };
 

@@ -94,7 +94,9 @@ class ZipBackend : public c10d::Backend {
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
   void enableCollectivesTiming() override;
+#ifdef ZIPCCL_TORCH_HAS_SET_GROUP_UID
   void setGroupUid(const std::string& uid) override;
+#endif
   void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
@@ -156,7 +158,7 @@ class ZipBackend : public c10d::Backend {
   CudaState& cuda_state(at::Device device);
   WorkPtr run_cuda(OwnCall call);
   Decision explain_cuda(Op op, at::Device device, const FrameOptions& frame, uint64_t bytes);
-  std::map<c10::DeviceIndex, std::unique_ptr<CudaState>> cuda_states_;
+  std::map<c10::DeviceIndex, std::shared_ptr<CudaState>> cuda_states_;
   std::shared_ptr<FrameChecks> frame_checks_ = std::make_shared<FrameChecks>();
 #endif
 };

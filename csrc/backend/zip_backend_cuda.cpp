@@ -68,7 +68,7 @@ struct ZipBackend::CudaState {
 
 ZipBackend::CudaState& ZipBackend::cuda_state(at::Device device) {
   auto& state = cuda_states_[device.index()];
-  if (!state) state = std::make_unique<CudaState>(device);
+  if (!state) state = std::make_shared<CudaState>(device);
   return *state;
 }
 

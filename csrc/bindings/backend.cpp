@@ -70,6 +70,8 @@ py::dict stats_dict(const ZipBackend& backend) {
 void bind_backend(py::module_& m) {
   py::module_::import("torch.distributed");  // registers c10d::Backend, our base class
 
+  m.def("drain_workers", &Worker::drain_all, py::arg("patience_s"), py::call_guard<py::gil_scoped_release>());
+
   // Waiting for peers must not hold the GIL: every call that can wait releases it, and so does the destructor.
   py::class_<ZipBackend, c10::intrusive_ptr<ZipBackend>, c10d::Backend>(m, "ZipBackend",
                                                                         py::release_gil_before_calling_cpp_dtor())

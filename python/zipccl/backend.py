@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import warnings
 from typing import Any
 
@@ -12,12 +13,14 @@ from zipccl import _C
 from zipccl.options import COLLECTIVES, Options, from_pg_options
 
 NAME = "zipccl"
+_EXIT_PATIENCE_S = 5.0  # for calls in flight when a program ends without destroy_process_group()
 
 
 def register() -> None:
     """Makes ``init_process_group("zipccl")`` known for CPU and CUDA tensors. Touches no GPU; may be called again."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        atexit.register(_C.drain_workers, _EXIT_PATIENCE_S)
 
 
 def _create(group: Any, pg_options: Any) -> _C.ZipBackend:
