@@ -67,7 +67,11 @@ class Options:
 
     def fingerprint(self) -> str:
         """What must be equal on all ranks of a group."""
-        return f"all_gather={self.all_gather} code={self.code} min_bytes={self.min_bytes} checksum={self.checksum}"
+        inner = ",".join(f"{device}:{name}" for device, name in sorted(self.inner_backends().items()))
+        return (
+            f"all_gather={self.all_gather} code={self.code} min_bytes={self.min_bytes} checksum={self.checksum} "
+            f"inner={inner}"
+        )
 
 
 def _parse(name: str, variable: str, text: str) -> Any:
