@@ -106,11 +106,9 @@ class Options:
 
     def fingerprint(self) -> str:
         """What must be equal on all ranks of a group."""
-        return " ".join(
-            f"{field.name}={getattr(self, field.name)}"
-            for field in dataclasses.fields(self)
-            if field.name not in ("inner", "nccl_options")
-        )
+        inner = ",".join(f"{device}:{name}" for device, name in sorted(self.inner_backends().items()))
+        fields = [field.name for field in dataclasses.fields(self) if field.name not in ("inner", "nccl_options")]
+        return " ".join([*(f"{name}={getattr(self, name)}" for name in fields), f"inner={inner}"])
 
 
 def _parse(name: str, variable: str, text: str) -> Any:
