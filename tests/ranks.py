@@ -31,6 +31,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# Asking CUDA itself whether there is a GPU would spoil it for the processes forked later.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     ["torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel", "torch._dynamo", "zipccl"]
@@ -47,8 +50,8 @@ class RankFailed(AssertionError):
 def run(work: Callable, world: int, *args: Any, timeout: float = 60, env: dict[str, str] | None = None) -> list[Any]:
     """work(rank, *args) on `world` ranks; their results in rank order."""
     with tempfile.TemporaryDirectory(prefix="zipccl-ranks-") as directory:
-        processes: list[_context.Process] = []
-        pipes: dict[Any, int] = {}
+        processes: list[Any] = []
+        pipes: dict[Any, int] = {}  # reading end -> rank
         try:
             for rank in range(world):
                 reader, writer = _context.Pipe(duplex=False)
@@ -58,7 +61,7 @@ def run(work: Callable, world: int, *args: Any, timeout: float = 60, env: dict[s
                 writer.close()
                 processes.append(process)
                 pipes[reader] = rank
-            results, failures = _collect(pipes, time.monotonic() + timeout)
+            results, failures = _collect(pipes, processes, time.monotonic() + timeout)
             if len(results) < world and not failures:
                 for process in processes:
                     _dump_stacks(process)
@@ -84,7 +87,7 @@ def _environment(rank: int, world: int, directory: str) -> dict[str, str]:
     return env
 
 
-def _collect(pipes: dict[Any, int], deadline: float) -> tuple[dict[int, Any], dict[int, str]]:
+def _collect(pipes: dict[Any, int], processes: list[Any], deadline: float) -> tuple[dict[int, Any], dict[int, str]]:
     """Results and failures (in order of arrival) by rank, until all have spoken or the time is up."""
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
@@ -98,7 +101,8 @@ def _collect(pipes: dict[Any, int], deadline: float) -> tuple[dict[int, Any], di
             try:
                 ok, value = pickle.loads(pipe.recv_bytes())
             except EOFError:
-                ok, value = False, "died without a word"
+                processes[rank].join(_GRACE_S)
+                ok, value = False, f"died without a word, exit code {processes[rank].exitcode}"
             pipe.close()
             if ok:
                 results[rank] = value

@@ -1,7 +1,4 @@
-"""One rank of zipccl among peers that a script plays: damaged frames, failing and silent peers, decisions.
-
-On the CPU; tests/cuda has damaged frames on the GPU.
-"""
+"""One rank of zipccl among peers that a script plays: damaged frames, failing and silent peers, decisions."""
 
 import datetime
 import threading
@@ -69,7 +66,7 @@ def damaged(how: str) -> torch.Tensor:
     return frame
 
 
-@pytest.mark.parametrize(
+DAMAGE = pytest.mark.parametrize(
     "how, cause",
     [
         ("magic", "not a zipccl frame"),
@@ -81,6 +78,9 @@ def damaged(how: str) -> torch.Tensor:
         ("another dtype", "another dtype or count"),
     ],
 )
+
+
+@DAMAGE
 def test_a_damaged_frame_names_operation_rank_and_cause(how, cause):
     inner = Inner(checksum=how == "payload")
     script(inner, [frame_of(shard(0), checksum=how == "payload"), damaged(how)])
@@ -88,6 +88,23 @@ def test_a_damaged_frame_names_operation_rank_and_cause(how, cause):
         gather(inner)
     script(inner, [frame_of(shard(r)) for r in range(2)])
     assert same_bits(gather(inner), torch.cat([shard(0), shard(1)]))  # the group lives on
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(zipccl._C.cuda_version is None, reason="needs a build with CUDA")
+@DAMAGE
+def test_a_damaged_frame_on_the_gpu(how, cause):
+    """Known when the GPU has passed the decoder: with a checksum in wait(), else at the latest in shutdown()."""
+    inner = Inner(cuda=True, checksum=how == "payload")
+    frames = [frame_of(shard(0), checksum=how == "payload"), damaged(how)]
+    inner.cuda.reply("_allgather_base", [torch.tensor([f.numel() for f in frames])])
+    inner.cuda.reply("_allgather_base", [pad(frames)])
+    out = torch.empty(2 * COUNT, dtype=torch.bfloat16, device="cuda")
+    with pytest.raises(zipccl.FrameError, match=rf"_ALLGATHER_BASE.*rank 0 of 2.*frame from rank 1: .*{cause}"):
+        inner.backend._allgather_base(out, shard(0).cuda()).wait()
+        assert how != "payload"
+        torch.cuda.synchronize()
+        inner.backend.shutdown()
 
 
 def test_a_truncated_frame():
