@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from torch.utils import cpp_extension
 import zipccl
+from torch.utils import cpp_extension
 from zipccl import _C
 
 ROOT = Path(__file__).resolve().parents[1]
