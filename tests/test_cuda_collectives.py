@@ -1,0 +1,297 @@
+"""What only a GPU shows: collectives of CUDA tensors over NCCL, streams, memory, graphs. Several ranks share a GPU.
+
+Values are compared as integers, against what every rank can compute of the others' inputs.
+"""
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+import zipccl
+from ranks import same_bits
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(zipccl._C.cuda_version is None, reason="needs a build with CUDA"),
+]
+
+BF16 = torch.bfloat16
+ALL_ZIP = {name: "zip" for name in zipccl.options.COLLECTIVES}
+WORLDS = [2, 3]
+
+
+def start(**options) -> torch.device:
+    where = ranks.device("cuda")
+    ranks.init("zipccl", pg_options=zipccl.Options(**(ALL_ZIP | {"min_bytes": 0} | options)))
+    return where
+
+
+def values(seed: int, count: int, dtype=BF16) -> torch.Tensor:
+    """On the CPU, so that every rank can make every rank's."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def any_bits(seed: int, count: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-32768, 32768, (count,), generator=generator, dtype=torch.int32).to(torch.int16).view(BF16)
+
+
+# ---- values ----------------------------------------------------------------------------------------------------
+
+
+def check_all_to_all(rank, design, checksum):
+    where, world = start(all_to_all_design=design, checksum=checksum), dist.get_world_size()
+    counts = torch.randint(0, 9000, (world, world), generator=torch.Generator().manual_seed(5))
+    counts[0, world - 1] = 0
+    counts[1] = 0  # sends nothing at all
+    for make in (values, any_bits):
+        sends, receives = counts[rank].tolist(), counts[:, rank].tolist()
+        for _ in range(3):
+            output = torch.empty(sum(receives), dtype=BF16, device=where)
+            dist.all_to_all_single(output, make(rank, sum(sends)).to(where), receives, sends)
+            parts = [make(r, int(counts[r].sum())).split(counts[r].tolist())[rank] for r in range(world)]
+            assert same_bits(output, torch.cat(parts))
+        whole = make(rank, world * 5001).to(where)
+        output = torch.empty_like(whole)
+        dist.all_to_all_single(output, whole)
+        assert same_bits(output, torch.cat([make(r, world * 5001).chunk(world)[rank] for r in range(world)]))
+        outputs = [torch.empty(r + 100, dtype=BF16, device=where)[::1] for r in range(world)]
+        dist.all_to_all(outputs, [make(rank, rank + 100).to(where)] * world)
+        assert all(same_bits(out, make(r, r + 100)) for r, out in enumerate(outputs))
+    tokens = torch.arange(world, device=where)
+    swapped = torch.empty_like(tokens)
+    dist.all_to_all_single(swapped, tokens)
+    assert swapped.tolist() == [rank] * world
+    return zipccl.stats()["all_to_all"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("design, checksum", [(1, False), (2, False), ("auto", True)])
+def test_all_to_all(world, design, checksum):
+    for moved in ranks.run(check_all_to_all, world, design, checksum, timeout=120):
+        assert 0 < moved["zipped_calls"] < moved["calls"]
+
+
+def reference_sum(inputs, op):
+    total = None
+    for x in inputs:
+        x = x.float() * (0.5 if op == "premul" else 1.0)
+        total = x if total is None else total + x
+    return total / len(inputs) if op == "avg" else total
+
+
+def reduce_op(op):
+    return {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}.get(op) or dist._make_nccl_premul_sum(0.5)
+
+
+def check_reductions(rank, wire):
+    where, world = start(wire_dtype=wire), dist.get_world_size()
+    for dtype in (BF16, torch.float32, torch.float16):
+        for op in ("sum", "avg", "premul"):
+            for count in (1, 1023, 40001):
+                inputs = [values(r, world * count, dtype) for r in range(world)]
+                sent = [x.to(wire or dtype) for x in inputs]
+                output = torch.empty(count, dtype=dtype, device=where)
+                dist.reduce_scatter_tensor(output, inputs[rank].to(where), op=reduce_op(op))
+                expected = reference_sum([x.chunk(world)[rank] for x in sent], op).to(dtype)
+                assert same_bits(output, expected), (dtype, op, count)
+
+                tensor = inputs[rank][: world * count - 1].to(where)
+                dist.all_reduce(tensor, op=reduce_op(op))
+                expected = reference_sum([x[: world * count - 1] for x in sent], op).to(wire or dtype).to(dtype)
+                assert same_bits(tensor, expected), (dtype, op, count)
+    big = torch.tensor([rank], device=where)
+    dist.all_reduce(big, op=dist.ReduceOp.MAX)
+    assert big.item() == world - 1
+    return zipccl.stats()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("wire", [None, BF16], ids=["own", "bf16"])
+def test_reductions_are_the_fixed_order_sum(world, wire):
+    for moved in ranks.run(check_reductions, world, wire, timeout=120):
+        assert moved["reduce_scatter"]["zipped_calls"] == 27
+
+
+def check_rooted(rank):
+    where, world = start(), dist.get_world_size()
+    for root in range(world):
+        for make in (values, any_bits):
+            tensor = make(rank, 7777).to(where)
+            dist.broadcast(tensor, root)
+            assert same_bits(tensor, make(root, 7777))
+            mine = torch.empty(777, 2, dtype=BF16, device=where)[:, 0]  # strided
+            parts = [make(r, 777).to(where) for r in range(world)] if rank == root else None
+            dist.scatter(mine, parts, src=root)
+            assert same_bits(mine, make(rank, 777))
+            gathered = [torch.empty(777, dtype=BF16, device=where) for _ in range(world)] if rank == root else None
+            dist.gather(make(rank, 777).to(where), gathered, dst=root)
+            if rank == root:
+                assert all(same_bits(t, make(r, 777)) for r, t in enumerate(gathered))
+    return zipccl.stats()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_broadcast_scatter_gather(world):
+    for moved in ranks.run(check_rooted, world, timeout=120):
+        assert all(moved[op]["zipped_calls"] == 2 * world for op in ("broadcast", "scatter", "gather"))
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------
+
+
+def check_streams(rank):
+    """Calls on side streams behind slow kernels; inputs overwritten and outputs read as soon as that is allowed."""
+    where, world = start(), dist.get_world_size()
+    side = torch.cuda.Stream(where)
+    for step in range(5):
+        with torch.cuda.stream(side):
+            source = values(100 * step + rank, 1 << 20).to(where)
+            torch.cuda._sleep(5_000_000)
+            shard = source + 0  # ready only after the sleep
+            out = torch.empty(world << 20, dtype=BF16, device=where)
+            work = dist.all_gather_into_tensor(out, shard, async_op=True)
+            torch.cuda._sleep(1_000_000)
+            work.wait()
+            shard.fill_(-1)
+            copy = out.clone()
+            out.fill_(-2)
+        torch.cuda.current_stream().wait_stream(side)
+        assert same_bits(copy, torch.cat([values(100 * step + r, 1 << 20) for r in range(world)]))
+    for step in range(5):  # nobody waits, everything is dropped at once
+        shard = values(step + rank, 1 << 18).to(where)
+        dist.all_gather_into_tensor(torch.empty(world << 18, dtype=BF16, device=where), shard, async_op=True)
+        del shard
+        torch.full((1 << 18,), -1.0, dtype=BF16, device=where)
+    torch.cuda.synchronize()
+
+
+def test_calls_are_ordered_by_streams():
+    ranks.run(check_streams, 2, timeout=120)
+
+
+def check_future(rank):
+    where, world = start(), dist.get_world_size()
+    shard = values(rank, 1 << 16).to(where)
+    out = torch.empty(world << 16, dtype=BF16, device=where)
+    doubled = (
+        dist.all_gather_into_tensor(out, shard, async_op=True).get_future().then(lambda f: f.value()[0].float() * 2)
+    )
+    expected = torch.cat([values(r, 1 << 16) for r in range(world)]).float() * 2
+    assert same_bits(doubled.wait(), expected)
+
+
+def test_futures_run_callbacks_behind_the_call():
+    ranks.run(check_future, 2, timeout=120)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------
+
+
+def check_memory(rank):
+    where, world = start(), dist.get_world_size()
+    shard = values(rank, 1 << 20).to(where)
+    out = torch.empty(world << 20, dtype=BF16, device=where)
+    gradient, part = values(rank, world << 20).to(where), torch.empty(1 << 20, dtype=BF16, device=where)
+    seen = []
+    for step in range(30):
+        dist.all_gather_into_tensor(out, shard)
+        dist.all_to_all_single(out, gradient)
+        dist.reduce_scatter_tensor(part, gradient)
+        torch.cuda.synchronize()
+        if step >= 10:
+            stats = torch.cuda.memory_stats(where)
+            seen.append((stats["reserved_bytes.all.current"], stats["num_device_alloc"], torch.cuda.memory_allocated()))
+    return seen
+
+
+def test_steady_state_takes_no_new_memory():
+    for seen in ranks.run(check_memory, 2, timeout=120):
+        assert len(set(seen)) == 1, seen
+
+
+# ---- graphs, both devices, faults ------------------------------------------------------------------------------
+
+
+def check_graph(rank):
+    """Sizes cannot be waited for in a graph: calls are captured raw, and replayed."""
+    where, world = start(), dist.get_world_size()
+    shard = torch.zeros(1 << 16, dtype=BF16, device=where)
+    out = torch.empty(world << 16, dtype=BF16, device=where)
+    dist.all_gather_into_tensor(out, shard)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        dist.all_gather_into_tensor(out, shard)
+    for step in range(3):
+        shard.copy_(values(10 * step + rank, 1 << 16))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert same_bits(out, torch.cat([values(10 * step + r, 1 << 16) for r in range(world)]))
+    return zipccl.stats()["all_gather"]
+
+
+def test_graph_capture_goes_raw():
+    for moved in ranks.run(check_graph, 2, timeout=120):
+        assert (moved["calls"], moved["zipped_calls"]) == (2, 1)
+
+
+def check_both_devices(rank):
+    where, world = start(), dist.get_world_size()
+    for _ in range(5):
+        for place in (torch.device("cpu"), where):
+            out = torch.empty(world * 5000, dtype=BF16, device=place)
+            dist.all_gather_into_tensor(out, values(rank, 5000).to(place))
+            assert same_bits(out, torch.cat([values(r, 5000) for r in range(world)]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_cpu_and_cuda_tensors_in_one_group():
+    ranks.run(check_both_devices, 2, timeout=120)
+
+
+def check_attach(rank):
+    where = ranks.device("cuda")
+    group = ranks.init("nccl")
+    shard, world = values(rank, 100_000).to(where), dist.get_world_size()
+    expected = torch.cat([values(r, 100_000) for r in range(world)])
+    zipped = []
+    for _ in range(2):
+        zipccl.attach(options=zipccl.Options(all_gather="zip"))
+        out = torch.empty(world * 100_000, dtype=BF16, device=where)
+        dist.all_gather_into_tensor(out, shard)
+        assert same_bits(out, expected) and dist.get_backend() == "nccl" and group.name() == "nccl"
+        zipped.append(zipccl.stats()["all_gather"]["zipped_calls"])
+        with zipccl.override(all_gather="raw"):
+            dist.all_gather_into_tensor(out, shard)
+        assert zipccl.stats()["all_gather"]["zipped_calls"] == zipped[-1]
+        zipccl.detach()
+        dist.all_gather_into_tensor(out, shard)
+        assert same_bits(out, expected)
+    dist.barrier()
+    dist.destroy_process_group()
+    return zipped
+
+
+def test_attach_to_nccl():
+    assert ranks.run(check_attach, 2, timeout=120) == [[1, 2], [1, 2]]
+
+
+def check_auto(rank):
+    """Both choices, timed by events, decided alike: the counters of all ranks are equal."""
+    where, world = start(**{name: "auto" for name in ("all_gather", "all_to_all", "reduce_scatter")}), 2
+    for step in range(140):
+        shard = values(step % 3 + rank, 1 << 18).to(where)
+        out = torch.empty(world << 18, dtype=BF16, device=where)
+        dist.all_gather_into_tensor(out, shard)
+        if step % 20 == 0:
+            assert same_bits(out, torch.cat([values(step % 3 + r, 1 << 18) for r in range(world)]))
+        dist.all_to_all_single(torch.empty_like(out), out)
+    moved = zipccl.stats()
+    return [(moved[op]["calls"], moved[op]["zipped_calls"], moved[op]["wire_bytes"]) for op in sorted(moved)]
+
+
+def test_auto_decides_alike():
+    first, second = ranks.run(check_auto, 2, timeout=180)
+    assert first == second
