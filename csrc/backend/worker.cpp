@@ -130,21 +130,23 @@ void Worker::submit(Run run, Done done) {
 void Worker::stop(double patience_s) {
   std::deque<State::Job> cancelled;
   std::vector<std::thread> threads;
-  bool all_left = false;
   {
-    std::unique_lock<std::mutex> lock(state_->mutex);
+    std::lock_guard<std::mutex> lock(state_->mutex);
     state_->stop = true;
     cancelled.swap(state_->jobs);
     threads.swap(state_->threads);
     state_->wake.notify_all();
-    // A report may drop the last reference to the group, and so end up here on one of the threads.
-    bool inside = std::any_of(threads.begin(), threads.end(),
-                              [](const std::thread& t) { return t.get_id() == std::this_thread::get_id(); });
-    if (!inside)
-      all_left = state_->changed.wait_for(lock, std::chrono::duration<double>(patience_s),
-                                          [&] { return state_->running == 0; });
   }
   for (State::Job& job : cancelled) job.done(shut_down());
+  // A report may drop the last reference to the group, and so end up here on one of the threads.
+  bool inside = std::any_of(threads.begin(), threads.end(),
+                            [](const std::thread& t) { return t.get_id() == std::this_thread::get_id(); });
+  bool all_left = false;
+  if (!inside) {
+    std::unique_lock<std::mutex> lock(state_->mutex);
+    all_left =
+        state_->changed.wait_for(lock, std::chrono::duration<double>(patience_s), [&] { return state_->running == 0; });
+  }
   for (std::thread& t : threads) all_left ? t.join() : t.detach();
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import warnings
 from typing import Any
 
@@ -20,7 +21,13 @@ def register() -> None:
     """Makes ``init_process_group("zipccl")`` known for CPU and CUDA tensors. Touches no GPU; may be called again."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-        atexit.register(_C.drain_workers, _EXIT_PATIENCE_S)
+        atexit.register(_drain, os.getpid())
+
+
+def _drain(pid: int) -> None:
+    """Threads that still hold tensors do not survive the end of Python."""
+    if os.getpid() == pid:  # a forked child has no threads to wait for
+        _C.drain_workers(_EXIT_PATIENCE_S)
 
 
 def _create(group: Any, pg_options: Any) -> _C.ZipBackend:
