@@ -55,16 +55,16 @@ __global__ void __launch_bounds__(kAddThreads) add_checksum_kernel(const __grid_
   write_header(launch.header, job.count, frame_bytes, atomicAdd(&total[0], 0ull), job.dst);
 }
 
-// One block per job. It says nothing about tables and tiles; the decoders check those where they use them.
-__global__ void __launch_bounds__(kCheckThreads) check_frames_kernel(const __grid_constant__ DecodeLaunch launch) {
-  const DecodeJob& job = launch.job[blockIdx.x];
-  Status status = Status::truncated;
-  if (job.available >= kHeaderBytes) {
-    const FrameHeader h = load_header(job.frame);
-    status = check_header(h, job.available, launch.dtype, job.count);
+// One block per job or input. It says nothing about tables and tiles; the decoders check those where they use them.
+template <typename Launch>
+__global__ void __launch_bounds__(kCheckThreads) check_frames_kernel(const __grid_constant__ Launch launch) {
+  const Received in = received(launch, blockIdx.x);
+  Status status = readable(in, launch.dtype) ? Status::ok : Status::truncated;
+  if (status == Status::ok && in.is_frame) {
+    const FrameHeader h = load_header(in.data);
+    status = check_header(h, in.available, launch.dtype, in.count);
     if (status == Status::ok && (h.flags & kFlagChecksum)) {
-      const uint64_t sum = block_sum<kCheckThreads>(
-          strided_sum(static_cast<const uint8_t*>(job.frame), h.frame_bytes, threadIdx.x, kCheckThreads));
+      const uint64_t sum = block_sum<kCheckThreads>(strided_sum(in.data, h.frame_bytes, threadIdx.x, kCheckThreads));
       if (sum != h.checksum) status = Status::bad_checksum;  // of interest in thread 0 alone
     }
   }
@@ -84,6 +84,11 @@ cudaError_t launch_add_checksum(const EncodeLaunch& launch, uint64_t most_frame_
 }
 
 cudaError_t launch_check_frames(const DecodeLaunch& launch, cudaStream_t stream) {
+  check_frames_kernel<<<launch.n, kCheckThreads, 0, stream>>>(launch);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_check_frames(const SumLaunch& launch, cudaStream_t stream) {
   check_frames_kernel<<<launch.n, kCheckThreads, 0, stream>>>(launch);
   return cudaGetLastError();
 }

@@ -2,9 +2,10 @@
 //
 // cuda_codec.cu      arguments, scratch, batches of jobs
 // fast_encode.cu, fast_decode.cu   Code::fast
+// sum_cuda.cu        decode_sum()
 // raw_cuda.cu        Code::raw
 // checksum_cuda.cu   payload checksum; header check ahead of every decode
-// cuda_device.cuh    device functions they share
+// cuda_device.cuh    device functions they share; fast_decode.cuh: those of Code::fast, frame to values
 //
 // Jobs travel by value in kernel parameters, so a call copies nothing to the device and can be captured in a graph. A
 // launch takes up to kJobsPerLaunch of them; job i owns blocks [first_block[i], first_block[i + 1]).
@@ -39,7 +40,25 @@ struct DecodeLaunch {
   DecodeJob job[kJobsPerLaunch];
 };
 
-static_assert(sizeof(EncodeLaunch) <= 4096 && sizeof(DecodeLaunch) <= 4096, "kernel parameters end at 4 KiB");
+// decode_sum() takes no more inputs: they have to fit one launch, as nothing holds fp32 sums between two.
+constexpr int kMostSumInputs = 240;
+
+struct SumLaunch {
+  uint8_t dtype;  // of the inputs
+  uint8_t out;
+  float scale;
+  float divisor;
+  void* dst;
+  uint64_t count;
+  int32_t* status;  // per input
+  int n;
+  uint32_t is_frame[(kMostSumInputs + 31) / 32];
+  const void* data[kMostSumInputs];
+  uint64_t available[kMostSumInputs];
+};
+
+static_assert(sizeof(EncodeLaunch) <= 4096 && sizeof(DecodeLaunch) <= 4096 && sizeof(SumLaunch) <= 4096,
+              "kernel parameters end at 4 KiB");
 
 // 64-bit words of EncodeLaunch::checksums per job: the sum, and how many blocks have added to it.
 constexpr uint64_t kChecksumWords = 2;
@@ -50,8 +69,10 @@ cudaError_t launch_raw_encode(const EncodeLaunch& launch, cudaStream_t stream);
 // Adds the checksum to frames that are complete but for it.
 cudaError_t launch_add_checksum(const EncodeLaunch& launch, uint64_t most_frame_bytes, cudaStream_t stream);
 
-// Sets status of every job: ok, or what is wrong with the header or the checksum. Needs no blocks in first_block.
+// Sets status of every job or input: ok, or what is wrong with the header or the checksum. Needs no blocks in
+// first_block.
 cudaError_t launch_check_frames(const DecodeLaunch& launch, cudaStream_t stream);
+cudaError_t launch_check_frames(const SumLaunch& launch, cudaStream_t stream);
 // Decode the jobs whose header is in order; bf16, and any other dtype. Errors go to status.
 cudaError_t launch_fast_decode(const DecodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_raw_decode(const DecodeLaunch& launch, cudaStream_t stream);

@@ -162,6 +162,27 @@ __device__ inline Status check_header(const FrameHeader& h, uint64_t available, 
   return Status::ok;
 }
 
+// What came in for job or input i of a launch: a frame, or values as they are.
+struct Received {
+  const uint8_t* data;
+  uint64_t available;
+  uint64_t count;
+  bool is_frame;
+};
+__device__ __forceinline__ Received received(const DecodeLaunch& launch, int i) {
+  const DecodeJob& job = launch.job[i];
+  return {static_cast<const uint8_t*>(job.frame), job.available, job.count, true};
+}
+__device__ __forceinline__ Received received(const SumLaunch& launch, int i) {
+  return {static_cast<const uint8_t*>(launch.data[i]), launch.available[i], launch.count,
+          (launch.is_frame[i / 32] >> (i % 32) & 1u) != 0};
+}
+
+// Whether what came in is large enough to be looked at.
+__device__ __forceinline__ bool readable(const Received& in, uint8_t dtype) {
+  return in.available >= (in.is_frame ? kHeaderBytes : in.count * dtype_bytes(dtype));
+}
+
 // The first error of a job stays.
 __device__ __forceinline__ void report(int32_t* status, Status s) {
   atomicCAS(status, static_cast<int32_t>(Status::ok), static_cast<int32_t>(s));

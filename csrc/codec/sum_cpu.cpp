@@ -66,7 +66,7 @@ void write(DType out, const float* acc, uint64_t n, float divisor, uint64_t begi
   else if (out == DType::f16)
     write<uint16_t, float_to_f16>(acc, n, divisor, static_cast<uint16_t*>(dst) + begin);
   else
-    write<float, same>(acc, n, divisor, static_cast<float*>(dst) + begin);
+    write<float, canonical>(acc, n, divisor, static_cast<float*>(dst) + begin);
 }
 
 bool summable(DType d) { return d == DType::bf16 || d == DType::f16 || d == DType::f32; }

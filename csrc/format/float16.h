@@ -19,6 +19,9 @@ ZIPCCL_HD float bits_float(uint32_t u) {
   return f;
 }
 
+// Which NaN an operation gives differs between processors.
+ZIPCCL_HD float canonical(float f) { return (float_bits(f) & 0x7FFFFFFFu) > 0x7F800000u ? bits_float(0x7FC00000u) : f; }
+
 ZIPCCL_HD float bf16_to_float(uint16_t h) { return bits_float(static_cast<uint32_t>(h) << 16); }
 
 ZIPCCL_HD uint16_t float_to_bf16(float f) {

@@ -1,0 +1,264 @@
+// Code::fast, frame to values: what fast_decode.cu and sum_cuda.cu share. Frames come from the network: no byte of one
+// is believed before it is checked, and no address follows from one that is not.
+//
+// A warp checks the header and the tables of a group and turns them into places; then a warp decodes a tile, a lane 32
+// values of it: one word of each plane. Escaped exponents come as a run of bytes in shared memory, from where each lane
+// patches its own exponents, there as well: registers cannot be addressed at run time.
+#pragma once
+
+#include "codec/cuda_device.cuh"
+
+namespace zipccl {
+namespace cuda {
+
+constexpr uint32_t kTile = static_cast<uint32_t>(kTileValues);
+static_assert(kGroupTiles == kWarpSize, "a warp plans a group, a lane each tile");
+
+// What the tables say about a tile, and where its parts begin in the group's.
+struct TilePlan {
+  uint16_t unit;
+  uint16_t dynamic;
+  uint16_t word;
+  uint16_t base;
+};
+
+// Where the units and the dynamic bytes of a group begin.
+struct GroupPlace {
+  const uint8_t* units;
+  const uint8_t* dynamic;
+};
+
+// A tile ready to be read.
+struct Tile {
+  uint32_t mode;
+  uint32_t base;
+  uint32_t dynamic_size;
+  const uint8_t* unit;
+  const uint8_t* dynamic;
+};
+
+__device__ __forceinline__ Tile find_tile(const GroupPlace& place, const TilePlan& plan) {
+  return {tile_word_mode(plan.word), plan.base, tile_word_dynamic(plan.word), place.units + plan.unit,
+          place.dynamic + plan.dynamic};
+}
+
+__device__ __forceinline__ bool valid_tile(uint32_t mode, uint32_t base, uint32_t dynamic, uint32_t m) {
+  if (mode == static_cast<uint32_t>(TileMode::window)) return base <= kMaxBase && dynamic <= m;
+  if (mode == static_cast<uint32_t>(TileMode::constant)) return base == 0 && dynamic == 2;
+  return mode == static_cast<uint32_t>(TileMode::raw) && base == 0 && dynamic == m;
+}
+
+// A lane's share of the tables of a group.
+struct LaneTables {
+  uint64_t begin;  // of the group's part
+  uint64_t next;   // of the next group's part; undefined for the last group
+  uint32_t word;
+  uint32_t base;
+};
+
+// `available` must reach to tables_end(count).
+__device__ __forceinline__ LaneTables load_tables(const uint8_t* frame, uint64_t count, uint64_t g, int lane) {
+  const uint64_t* offsets = reinterpret_cast<const uint64_t*>(frame + group_table_begin());
+  const uint64_t tile = g * kGroupTiles + lane;
+  LaneTables tables = {offsets[g], 0, 0, 0};
+  if (g + 1 < group_count(count)) tables.next = offsets[g + 1];
+  if (tile < tile_count(count)) {
+    tables.word = reinterpret_cast<const uint16_t*>(frame + tile_word_begin(count))[tile];
+    tables.base = frame[tile_base_begin(count) + tile];
+  }
+  return tables;
+}
+
+// By one warp: checks the tables of group g of a frame whose header is in order, and plans its tiles:
+// plan[kGroupTiles].
+__device__ __forceinline__ Status plan_group(const uint8_t* frame, const FrameHeader& h, uint64_t g,
+                                             const LaneTables& tables, GroupPlace* place, TilePlan* plan, int lane) {
+  const bool split = (h.flags & kFlagSplit) != 0;
+  const uint64_t parts = fast_static_bytes(h.count, split ? FrameLayout::split : FrameLayout::compact);
+  const uint64_t parts_size = h.frame_bytes - parts;
+  const uint64_t begin = tables.begin;
+  const uint64_t end = g + 1 < group_count(h.count) ? tables.next : parts_size;
+
+  const uint64_t tile = g * kGroupTiles + lane;
+  const uint32_t mode = tile_word_mode(tables.word), dynamic_size = tile_word_dynamic(tables.word);
+  uint32_t unit = 0;
+  bool valid = true;
+  if (tile < tile_count(h.count)) {
+    const uint32_t m = values_in_tile(h.count, tile);
+    valid = valid_tile(mode, tables.base, dynamic_size, m);
+    unit = unit_bytes(mode, m);
+  }
+  if (!__all_sync(kFullWarp, valid)) return Status::bad_tile;
+
+  // Of valid tiles: the units of a group take less than 2^16 bytes, its dynamic bytes less than 2^16. One scan.
+  const uint32_t own = unit | dynamic_size << 16;
+  const uint32_t up_to = warp_inclusive_sum(own, lane);
+  const uint32_t all = __shfl_sync(kFullWarp, up_to, kWarpSize - 1);
+  const uint64_t units_size = split ? 0 : all & 0xFFFFu;
+  const uint64_t size = units_size + align_up(all >> 16);
+  const bool chained =
+      (g > 0 || begin == 0) && begin <= parts_size && size <= parts_size - begin && begin + size == end;
+  if (!chained) return Status::bad_table;
+
+  const uint32_t unit_begin = split ? lane * kMaxUnitBytes : (up_to - own) & 0xFFFFu;
+  plan[lane] = {static_cast<uint16_t>(unit_begin), static_cast<uint16_t>((up_to - own) >> 16),
+                static_cast<uint16_t>(tables.word), static_cast<uint16_t>(tables.base)};
+  if (lane == 0) {
+    place->units = split ? frame + tables_end(h.count) + g * kGroupTiles * kMaxUnitBytes : frame + parts + begin;
+    place->dynamic = frame + parts + begin + units_size;
+  }
+  return Status::ok;
+}
+
+// ---- A tile ---------------------------------------------------------------------------------------------------
+
+// A lane's exponents: e[2 k] holds the values 0, 4, 1, 5 and e[2 k + 1] the values 2, 6, 3, 7 of load k, a byte each.
+// Byte of value j among those 8.
+__device__ __forceinline__ uint32_t exponent_place(uint32_t j) { return (j & 3u) << 1 | j >> 2; }
+
+__device__ __forceinline__ void expand_planes(const uint32_t (&p)[3], uint32_t base, uint32_t (&e)[8]) {
+  // Transpose bits within nibbles: bit p of a nibble of x[j] is bit j of the same nibble of plane p, so that byte k of
+  // x[j] holds the codes of values j and j + 4 of load k. The inverse of make_planes() in fast_encode.cu.
+  const uint32_t x02 = select_bits(0x55555555u, p[0], p[1] << 1), x02_high = p[2] & 0x55555555u;
+  const uint32_t x13 = select_bits(0x55555555u, p[0] >> 1, p[1]), x13_high = (p[2] >> 1) & 0x55555555u;
+  const uint32_t x0 = select_bits(0x33333333u, x02, x02_high << 2), x2 = select_bits(0x33333333u, x02 >> 2, x02_high);
+  const uint32_t x1 = select_bits(0x33333333u, x13, x13_high << 2), x3 = select_bits(0x33333333u, x13 >> 2, x13_high);
+  // Transpose bytes: codes[k] holds the values (0, 4), (1, 5), (2, 6), (3, 7) of load k.
+  const uint32_t x01 = __byte_perm(x0, x1, 0x5140), y01 = __byte_perm(x0, x1, 0x7362);
+  const uint32_t x23 = __byte_perm(x2, x3, 0x5140), y23 = __byte_perm(x2, x3, 0x7362);
+  const uint32_t codes[4] = {__byte_perm(x01, x23, 0x5410), __byte_perm(x01, x23, 0x7632),
+                             __byte_perm(y01, y23, 0x5410), __byte_perm(y01, y23, 0x7632)};
+  // Look up four exponents at once: a code is a selector of one of 8 bytes. Code 0 stands for none.
+  const uint32_t low = base * 0x01010100u + 0x02010000u, high = base * 0x01010101u + 0x06050403u;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    e[2 * k] = __byte_perm(low, high, codes[k]);
+    e[2 * k + 1] = __byte_perm(low, high, codes[k] >> 16);
+  }
+}
+
+// 8 values from their sign-mantissa bytes and their exponents in the order above.
+__device__ __forceinline__ uint4 join_values(uint2 sm, uint32_t e0, uint32_t e1) {
+  constexpr uint32_t kExponents = 0x7F807F80u;
+  return make_uint4(select_bits(kExponents, e0 << 7, __byte_perm(sm.x, 0, 0x1100)),
+                    select_bits(kExponents, e1 << 7, __byte_perm(sm.x, 0, 0x3322)),
+                    select_bits(kExponents, e0 >> 1, __byte_perm(sm.y, 0, 0x1100)),
+                    select_bits(kExponents, e1 >> 1, __byte_perm(sm.y, 0, 0x3322)));
+}
+
+// Values i .. i + 8 of the tile, of which those below m exist.
+__device__ __forceinline__ void store_values(uint16_t* dst, uint32_t i, uint32_t m, bool wide, uint4 v) {
+  if (wide && i + 8 <= m) {
+    *reinterpret_cast<uint4*>(dst + i) = v;
+    return;
+  }
+  const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (i + j < m) dst[i + j] = static_cast<uint16_t>(w[j / 2] >> (16 * (j % 2)));
+  }
+}
+
+// What a lane reads of a window or raw tile: all of it but dynamic bytes beyond the first 128.
+struct LaneInput {
+  uint2 sm[4];
+  uint32_t planes[3];
+  uint32_t dynamic;
+};
+
+// The dynamic bytes of a tile begin anywhere; they are read as the aligned words that hold them, which lie inside the
+// frame because it is aligned at both ends.
+__device__ __forceinline__ uint32_t misalignment(const uint8_t* p) { return reinterpret_cast<uintptr_t>(p) & 3u; }
+__device__ __forceinline__ uint32_t dynamic_word(const Tile& t, uint32_t i) {
+  return reinterpret_cast<const uint32_t*>(t.dynamic - misalignment(t.dynamic))[i];
+}
+__device__ __forceinline__ uint32_t dynamic_words(const Tile& t) {
+  return (misalignment(t.dynamic) + t.dynamic_size + 3) / 4;
+}
+
+__device__ __forceinline__ LaneInput load_tile(const Tile& t, uint32_t m, int lane) {
+  LaneInput in = {};
+  if (t.mode == static_cast<uint32_t>(TileMode::constant)) return in;
+  const uint32_t padded = align_up(m);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t i = 256 * k + 8 * lane;
+    if (i < padded) in.sm[k] = *reinterpret_cast<const uint2*>(t.unit + i);
+  }
+  if (t.mode == static_cast<uint32_t>(TileMode::window)) {
+#pragma unroll
+    for (int p = 0; p < 3; ++p) {
+      in.planes[p] = *reinterpret_cast<const uint32_t*>(t.unit + padded + kPlaneBytes * p + 4 * lane);
+    }
+  }
+  if (lane < dynamic_words(t)) in.dynamic = dynamic_word(t, lane);
+  return in;
+}
+
+// A warp's place for the dynamic bytes and the exponents of a tile.
+struct WarpSpace {
+  uint4 exponents[2][kWarpSize];    // a lane's e[0..3] and e[4..7]
+  uint32_t dynamic[kTile / 4 + 1];  // one word more, for bytes that begin within a word
+};
+
+// Hands the values 256 k + 8 lane + 0..7 to take(k, values) for k = 0..3, some of them behind the tile's end.
+// False, and nothing handed out: the planes have another number of escapes than the tables say.
+template <typename Take>
+__device__ __forceinline__ bool decode_tile(const Tile& t, const LaneInput& in, uint32_t m, WarpSpace* space, int lane,
+                                            const Take& take) {
+  if (t.mode == static_cast<uint32_t>(TileMode::constant)) {
+    const uint32_t two = (t.dynamic[0] | t.dynamic[1] << 8) * 0x10001u;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) take(k, make_uint4(two, two, two, two));
+    return true;
+  }
+
+  if (t.dynamic_size != 0) {
+    __syncwarp();  // the warp's tile before this one has been read
+    const uint32_t words = dynamic_words(t);
+    if (lane < words) space->dynamic[lane] = in.dynamic;
+    for (uint32_t i = kWarpSize + lane; i < words; i += kWarpSize) space->dynamic[i] = dynamic_word(t, i);
+    __syncwarp();
+  }
+  const uint8_t* dynamic = reinterpret_cast<const uint8_t*>(space->dynamic) + misalignment(t.dynamic);
+
+  uint32_t e[8];
+  if (t.mode == static_cast<uint32_t>(TileMode::window)) {
+    const uint32_t valid = m == kTile ? 0xFFFFFFFFu : valid_values(m, lane);
+    uint32_t escapes = ~(in.planes[0] | in.planes[1] | in.planes[2]) & valid;
+    const uint32_t own = __popc(escapes);
+    const uint32_t up_to_own = warp_inclusive_sum(own, lane);
+    if (__shfl_sync(kFullWarp, up_to_own, kWarpSize - 1) != t.dynamic_size) return false;
+    expand_planes(in.planes, t.base, e);
+    if (t.dynamic_size != 0) {
+      space->exponents[0][lane] = make_uint4(e[0], e[1], e[2], e[3]);
+      space->exponents[1][lane] = make_uint4(e[4], e[5], e[6], e[7]);
+      uint8_t* bytes = reinterpret_cast<uint8_t*>(&space->exponents[0][lane]);
+      for (uint32_t at = up_to_own - own; escapes != 0; ++at) {
+        const uint32_t bit = __ffs(escapes) - 1;
+        escapes &= escapes - 1;
+        bytes[sizeof(space->exponents[0]) * (bit / 16) + (bit & 8u) + exponent_place(bit % 8)] = dynamic[at];
+      }
+      const uint4 a = space->exponents[0][lane], b = space->exponents[1][lane];
+      e[0] = a.x, e[1] = a.y, e[2] = a.z, e[3] = a.w;
+      e[4] = b.x, e[5] = b.y, e[6] = b.z, e[7] = b.w;
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      e[2 * k] = e[2 * k + 1] = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const uint32_t i = 256 * k + 8 * lane + j;
+        if (i < m)
+          e[2 * k + exponent_place(j) / 4] |= static_cast<uint32_t>(dynamic[i]) << (8 * (exponent_place(j) % 4));
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) take(k, join_values(in.sm[k], e[2 * k], e[2 * k + 1]));
+  return true;
+}
+
+}  // namespace cuda
+}  // namespace zipccl

@@ -1,0 +1,311 @@
+// decode_sum(): the values of n inputs, added in their order, in one pass. A warp owns a tile of the output, a lane 32
+// of its values, whose fp32 sums stay in registers while input after input is decoded and added. Nothing else is
+// written, so the inputs are read once and the output is written once.
+//
+// The result is sum_cpu.cpp's, bit for bit: every product, sum and quotient is rounded by itself. Left out are only
+// operations that change no bit: a multiplication or division by 1, and -0 stands for the sum of nothing, as -0 + x is
+// x whatever x is.
+#include <cmath>
+#include <type_traits>
+
+#include "codec/fast_decode.cuh"
+#include "format/float16.h"
+
+namespace zipccl {
+namespace cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kBlocksPerProcessor = 3;
+constexpr int kTilesOfLane = kTile / kWarpSize / 8;  // runs of 8 values
+constexpr int kBatch = 64;                           // inputs whose plans shared memory holds at a time
+constexpr uint64_t kMostBlocks = uint64_t{1} << 31;
+constexpr uint64_t kManyGroups = 16;  // per processor: then a block takes a whole group
+
+// ---- Values ---------------------------------------------------------------------------------------------------
+
+template <DType kType>
+using Bits = std::conditional_t<kType == DType::f32, uint32_t, uint16_t>;
+
+template <DType kType>
+__device__ __forceinline__ float to_float(Bits<kType> bits) {
+  if constexpr (kType == DType::bf16) return bf16_to_float(bits);
+  if constexpr (kType == DType::f16) return f16_to_float(bits);
+  if constexpr (kType == DType::f32) return bits_float(bits);
+}
+
+template <DType kType>
+__device__ __forceinline__ Bits<kType> from_float(float f) {
+  if constexpr (kType == DType::bf16) return float_to_bf16(f);
+  if constexpr (kType == DType::f16) return float_to_f16(f);
+  if constexpr (kType == DType::f32) return float_bits(canonical(f));
+}
+
+// Eight values in a row, of which the first n exist; as few accesses as the alignment allows.
+template <typename T>
+struct alignas(16) Eight {
+  T v[8];
+};
+
+template <typename T>
+__device__ __forceinline__ Eight<T> load_eight(const T* from, uint32_t n) {
+  if (n >= 8 && is_aligned(from, 16)) return *reinterpret_cast<const Eight<T>*>(from);
+  Eight<T> x;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) x.v[j] = j < n ? from[j] : T{0};
+  return x;
+}
+
+template <typename T>
+__device__ __forceinline__ void store_eight(T* to, uint32_t n, const Eight<T>& x) {
+  if (n >= 8 && is_aligned(to, 16)) {
+    *reinterpret_cast<Eight<T>*>(to) = x;
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (j < n) to[j] = x.v[j];
+  }
+}
+
+// How many values of a tile of m there are from i on.
+__device__ __forceinline__ uint32_t values_from(uint32_t i, uint32_t m) { return i < m ? m - i : 0; }
+
+// ---- Inputs ---------------------------------------------------------------------------------------------------
+
+enum class Kind { bad, coded, values };
+
+// What one input holds for the block's group.
+struct Source {
+  Kind kind;
+  GroupPlace place;       // coded
+  const uint8_t* values;  // values: of the whole tensor
+};
+
+// By one warp. Whatever is wrong with the input, its Source says nothing that leads outside of it.
+template <DType kIn>
+__device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint64_t g, Source* source, TilePlan* plan,
+                                            int lane) {
+  const Received in = received(launch, i);
+  Kind kind = Kind::bad;
+  const uint8_t* values = in.data;
+  if (readable(in, launch.dtype)) {
+    kind = Kind::values;
+    if (in.is_frame) {
+      LaneTables tables = {};
+      if (kIn == DType::bf16 && in.available >= tables_end(in.count)) tables = load_tables(in.data, in.count, g, lane);
+      const FrameHeader h = load_header(in.data);
+      Status status = check_header(h, in.available, launch.dtype, in.count);
+      if (status == Status::ok && (h.flags & kFlagChecksum)) {
+        status = static_cast<Status>(*const_cast<volatile int32_t*>(launch.status + i));
+      }
+      values = in.data + kHeaderBytes;
+      if (kIn == DType::bf16 && status == Status::ok && h.code == static_cast<uint8_t>(Code::fast)) {
+        kind = Kind::coded;
+        status = plan_group(in.data, h, g, tables, &source->place, plan, lane);
+        if (status != Status::ok && lane == 0) report(launch.status + i, status);
+      }
+      if (status != Status::ok) kind = Kind::bad;
+    }
+  }
+  if (lane == 0) {
+    source->kind = kind;
+    source->values = values;
+  }
+}
+
+// ---- A block --------------------------------------------------------------------------------------------------
+
+// A lane's sums: those of the values 256 k + 8 lane + 0..7 of the tile in sum[k].
+struct Sums {
+  float sum[kTilesOfLane][8];
+};
+
+template <DType kIn, bool kScaled>
+__device__ __forceinline__ void add(const Eight<Bits<kIn>>& x, float scale, float (&sum)[8]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float f = to_float<kIn>(x.v[j]);
+    sum[j] = __fadd_rn(sum[j], kScaled ? __fmul_rn(f, scale) : f);
+  }
+}
+
+__device__ __forceinline__ Eight<uint16_t> halves(uint4 v) {
+  Eight<uint16_t> x;
+  memcpy(&x, &v, sizeof(v));
+  return x;
+}
+
+template <DType kIn, bool kScaled>
+__device__ __forceinline__ void add_values(const uint8_t* values, uint64_t tile, uint32_t m, float scale, int lane,
+                                           Sums* sums) {
+  const Bits<kIn>* from = reinterpret_cast<const Bits<kIn>*>(values) + tile * kTileValues;
+  Eight<Bits<kIn>> x[kTilesOfLane];
+#pragma unroll
+  for (int k = 0; k < kTilesOfLane; ++k) {
+    const uint32_t i = 256 * k + 8 * lane;
+    x[k] = load_eight(from + i, values_from(i, m));
+  }
+#pragma unroll
+  for (int k = 0; k < kTilesOfLane; ++k) add<kIn, kScaled>(x[k], scale, sums->sum[k]);
+}
+
+template <DType kOut>
+__device__ __forceinline__ void store_sums(void* dst, uint64_t tile, uint32_t m, const Sums& sums, int lane) {
+  Bits<kOut>* to = static_cast<Bits<kOut>*>(dst) + tile * kTileValues;
+#pragma unroll
+  for (int k = 0; k < kTilesOfLane; ++k) {
+    const uint32_t i = 256 * k + 8 * lane;
+    Eight<Bits<kOut>> x;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x.v[j] = from_float<kOut>(sums.sum[k][j]);
+    store_eight(to + i, values_from(i, m), x);
+  }
+}
+
+__device__ __forceinline__ void finish(const SumLaunch& launch, uint64_t tile, uint32_t m, Sums* sums, int lane) {
+  if (launch.divisor != 1) {
+#pragma unroll
+    for (int k = 0; k < kTilesOfLane; ++k) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sums->sum[k][j] = __fdiv_rn(sums->sum[k][j], launch.divisor);
+    }
+  }
+  if (launch.out == static_cast<uint8_t>(DType::bf16)) {
+    store_sums<DType::bf16>(launch.dst, tile, m, *sums, lane);
+  } else if (launch.out == static_cast<uint8_t>(DType::f16)) {
+    store_sums<DType::f16>(launch.dst, tile, m, *sums, lane);
+  } else {
+    store_sums<DType::f32>(launch.dst, tile, m, *sums, lane);
+  }
+}
+
+// `parts` blocks share a group.
+template <DType kIn, bool kScaled>
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    sum_kernel(const __grid_constant__ SumLaunch launch, int parts) {
+  constexpr bool kCoded = kIn == DType::bf16;
+  __shared__ Source sources[kBatch];
+  __shared__ WarpSpace spaces[kCoded ? kWarps : 1];
+  extern __shared__ __align__(16) TilePlan plans[];  // kGroupTiles for each of a batch
+
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  const uint64_t g = blockIdx.x / parts;
+  const uint32_t block_tiles = static_cast<uint32_t>(kGroupTiles) / parts;
+  const uint32_t first_in_group = blockIdx.x % parts * block_tiles;
+  const uint64_t tiles = tile_count(launch.count);
+
+  for (uint32_t round = 0; round < block_tiles; round += kWarps) {
+    const uint32_t in_group = first_in_group + round + warp;
+    const uint64_t tile = g * kGroupTiles + in_group;
+    const uint32_t m = tile < tiles ? static_cast<uint32_t>(values_in_tile(launch.count, tile)) : 0;
+    Sums sums;
+#pragma unroll
+    for (int k = 0; k < kTilesOfLane; ++k) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sums.sum[k][j] = -0.0f;
+    }
+    for (int first = 0; first < launch.n; first += kBatch) {
+      const int n = min(launch.n - first, kBatch);
+      if (round == 0 || launch.n > kBatch) {
+        __syncthreads();  // the plans before these have been used
+        for (int i = warp; i < n; i += kWarps) {
+          plan_source<kIn>(launch, first + i, g, &sources[i], plans + i * kGroupTiles, lane);
+        }
+        __syncthreads();
+      }
+      if (m == 0) continue;
+
+      const auto find = [&](int i) { return find_tile(sources[i].place, plans[i * kGroupTiles + in_group]); };
+      // The next coded tile is on its way while one is added.
+      LaneInput next = {};
+      if (kCoded && sources[0].kind == Kind::coded) next = load_tile(find(0), m, lane);
+#pragma unroll 1
+      for (int i = 0; i < n; ++i) {
+        const LaneInput in = next;
+        if (kCoded && i + 1 < n && sources[i + 1].kind == Kind::coded) next = load_tile(find(i + 1), m, lane);
+        if (sources[i].kind == Kind::values) {
+          add_values<kIn, kScaled>(sources[i].values, tile, m, launch.scale, lane, &sums);
+        }
+        if constexpr (kCoded) {
+          if (sources[i].kind == Kind::coded) {
+            const bool good = decode_tile(find(i), in, m, &spaces[warp], lane, [&](int k, uint4 v) {
+              add<kIn, kScaled>(halves(v), launch.scale, sums.sum[k]);
+            });
+            if (!good && lane == 0) report(launch.status + first + i, Status::bad_escapes);
+          }
+        }
+      }
+    }
+    if (m != 0) finish(launch, tile, m, &sums, lane);
+  }
+}
+
+template <DType kIn>
+cudaError_t launch_sum(const SumLaunch& launch, cudaStream_t stream) {
+  int processors = 0;
+  const cudaError_t error = processor_count(&processors);
+  if (error != cudaSuccess) return error;
+  const uint64_t groups = group_count(launch.count);
+  const int parts = groups >= kManyGroups * processors ? 1 : static_cast<int>(kGroupTiles) / kWarps;
+  const unsigned blocks = static_cast<unsigned>(groups * parts);
+  const size_t shared = sizeof(TilePlan) * kGroupTiles *
+                        (kIn != DType::bf16  ? 0
+                         : launch.n < kBatch ? launch.n
+                                             : kBatch);
+  if (launch.scale == 1) {
+    sum_kernel<kIn, false><<<blocks, kThreads, shared, stream>>>(launch, parts);
+  } else {
+    sum_kernel<kIn, true><<<blocks, kThreads, shared, stream>>>(launch, parts);
+  }
+  return cudaGetLastError();
+}
+
+bool aligned(const void* p, uint64_t a) { return reinterpret_cast<uintptr_t>(p) % a == 0; }
+
+}  // namespace
+
+Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOptions& options, void* dst,
+                  int32_t* device_status, void* stream) {
+  if (inputs == nullptr || n < 1 || count > kMaxCount || device_status == nullptr ||
+      !can_sum(options.in, options.out)) {
+    return Status::bad_argument;
+  }
+  const uint64_t in_bytes = dtype_bytes(static_cast<uint8_t>(options.in));
+  if (count != 0 && (dst == nullptr || !aligned(dst, dtype_bytes(static_cast<uint8_t>(options.out))))) {
+    return Status::bad_argument;
+  }
+  if (n > kMostSumInputs || kGroupTiles * group_count(count) > kMostBlocks) return Status::unsupported;
+
+  SumLaunch launch = {};
+  launch.dtype = static_cast<uint8_t>(options.in);
+  launch.out = static_cast<uint8_t>(options.out);
+  launch.scale = options.scale;
+  launch.divisor = options.divisor;
+  launch.dst = dst;
+  launch.count = count;
+  launch.status = device_status;
+  launch.n = n;
+  for (int i = 0; i < n; ++i) {
+    const SumInput& input = inputs[i];
+    const bool needed = input.is_frame || count != 0;
+    if (needed && (input.data == nullptr || !aligned(input.data, input.is_frame ? kFrameAlign : in_bytes))) {
+      return Status::bad_argument;
+    }
+    launch.data[i] = input.data;
+    launch.available[i] = input.available;
+    if (input.is_frame) launch.is_frame[i / 32] |= 1u << i % 32;
+  }
+
+  const cudaStream_t cuda_stream = static_cast<cudaStream_t>(stream);
+  if (launch_check_frames(launch, cuda_stream) != cudaSuccess) return Status::device_error;
+  if (count == 0) return Status::ok;
+  const auto launch_of = options.in == DType::bf16  ? launch_sum<DType::bf16>
+                         : options.in == DType::f16 ? launch_sum<DType::f16>
+                                                    : launch_sum<DType::f32>;
+  return launch_of(launch, cuda_stream) == cudaSuccess ? Status::ok : Status::device_error;
+}
+
+}  // namespace cuda
+}  // namespace zipccl
