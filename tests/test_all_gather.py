@@ -128,8 +128,8 @@ def check_forms(rank, device):
                 before = zipped_calls()
                 found, expected = outcome(form, mine), outcome(form, mine, inner)
                 zips = dtype == BF16 and counts != (0,) and world > 1 and can_zip(device)
-                if zips:
-                    assert same(found, truth), what
+                if zips or (device == "cpu" and isinstance(expected, str)):
+                    assert same(found, truth), what  # gloo lacks some dtypes, zipccl does not
                 else:
                     assert same(found, expected), f"{what}: {found} instead of {expected}"
                 if not isinstance(expected, str):
@@ -400,7 +400,7 @@ def check_absent_peer(rank):
     if rank == 0:
         out = torch.empty(6000, dtype=BF16)
         work = dist.all_gather_into_tensor(out, random_bits(0, 3000, BF16), async_op=True)
-        said = r"zipccl _ALLGATHER_BASE \(rank 0 of 2, group .*, 6000 bytes per rank\): .*[Tt]imed out"
+        said = r"zipccl all_gather \(rank 0 of 2, group 0, 6000 bytes\): .*[Tt]imed out"
         with pytest.raises(zipccl.Error, match=said):
             work.wait()
         store.set("given up", "")
