@@ -1,6 +1,6 @@
 """torch's own users of process groups, on "zipccl" as on the inner backend; and the life of groups.
 
-Everything is zipped that can be, whatever its size.
+All that moves values is zipped where it can be, whatever its size; sums stay raw, as by default.
 """
 
 import os
@@ -20,7 +20,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 BF16 = torch.bfloat16
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-ZIP = {"ZIPCCL_ALL_GATHER": "zip"}
+MOVES = ("all_gather", "all_to_all", "broadcast", "scatter", "gather")
+ZIP = {f"ZIPCCL_{name.upper()}": "zip" for name in MOVES}
 
 
 def zipped_calls() -> int:
@@ -165,39 +166,48 @@ def everything(rank, backend, device):
     world = dist.get_world_size()
     last, right, left = world - 1, (rank + 1) % world, (rank - 1) % world
 
-    def mine(n=12, dtype=torch.float32):
+    def mine(n=12, dtype=BF16):
         return (torch.arange(n) * 0.37 + rank).to(dtype).to(where)
+
+    def empty(n):
+        return torch.empty(n, dtype=BF16, device=where)
 
     r = {}
     for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG):
-        dist.all_reduce(t := mine(dtype=BF16), op)
+        dist.all_reduce(t := mine(), op)
         r[f"all_reduce {op}"] = t
     dist.reduce(t := mine(), last)
     r["reduce"] = t if rank == last else torch.zeros(1)
     dist.broadcast(t := mine(), last)
     r["broadcast"] = t
-    parts = [torch.empty(12, device=where) for _ in range(world)] if rank == 0 else None
+    parts = [empty(12) for _ in range(world)] if rank == 0 else None
     dist.gather(mine(), parts, 0)
     r["gather"] = torch.cat(parts) if parts else torch.zeros(1)
-    dist.scatter(t := torch.empty(12, device=where), [mine() * i for i in range(world)] if rank == last else None, last)
+    dist.scatter(t := empty(12), [mine() * i for i in range(world)] if rank == last else None, last)
     r["scatter"] = t
-    dist.reduce_scatter_tensor(t := torch.empty(12, device=where), mine(12 * world))
+    dist.reduce_scatter_tensor(t := torch.empty(12, device=where), mine(12 * world, torch.float32))
     r["reduce_scatter_tensor"] = t
-    dist.reduce_scatter(t := torch.empty(12, device=where), [mine() * i for i in range(world)])
+    dist.reduce_scatter(t := empty(12), [mine() * i for i in range(world)])
     r["reduce_scatter"] = t
-    dist.all_to_all_single(t := torch.empty(3 * world, device=where), mine(3 * world))
+    dist.all_to_all_single(t := empty(3 * world), mine(3 * world))
     r["all_to_all_single"] = t
     splits = [i + 1 for i in range(world)]
-    t = torch.empty((rank + 1) * world, device=where)
-    dist.all_to_all_single(t, mine(sum(splits)), [rank + 1] * world, splits)
+    dist.all_to_all_single(t := empty((rank + 1) * world), mine(sum(splits)), [rank + 1] * world, splits)
     r["uneven all_to_all_single"] = t
-    operations = [
-        dist.P2POp(dist.isend, mine(), right),
-        dist.P2POp(dist.irecv, t := torch.empty(12, device=where), left),
-    ]
+    operations = [dist.P2POp(dist.isend, mine(), right), dist.P2POp(dist.irecv, t := empty(12), left)]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     r["batch_isend_irecv"] = t
+    if backend == "zipccl" and can_zip(device):
+        zipped = {name: s["zipped_calls"] for name, s in zipccl.stats().items()}
+        assert zipped == {
+            "all_to_all": 2,
+            "broadcast": 1,
+            "scatter": 1,
+            "gather": 1,
+            "all_reduce": 0,
+            "reduce_scatter": 0,
+        }
 
     objects = [None] * world
     dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
