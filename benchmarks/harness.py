@@ -154,4 +154,5 @@ class Table:
 
 def write_json(path: Path | None, facts: dict) -> None:
     if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(facts, indent=1) + "\n")

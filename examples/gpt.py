@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, width: int = 256, layers: int = 8, heads: int = 4, context: int = 128):
+    def __init__(self, width: int = 512, layers: int = 3, heads: int = 8, context: int = 128):
         super().__init__()
         self.token = nn.Embedding(256, width)
         self.position = nn.Parameter(torch.empty(context, width))

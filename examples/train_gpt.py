@@ -38,7 +38,7 @@ from netns import LinkError, ShapedLink
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-ROWS, CONTEXT = 1, 128  # per rank and step
+ROWS, CONTEXT = 2, 64  # per rank and step
 SEED = 1234
 LEARNING_RATE, RAMP = 1e-3, 10  # reached after RAMP steps
 TURN = 5  # steps after which the other run has its turn
@@ -197,6 +197,7 @@ def main() -> int:
     if cluster.prints:
         print("\n" + report.text(args, cluster, results, comparison))
         if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
             facts = machine.describe(args.device) | {
                 "what": "train_gpt", "ranks": cluster.world, "ranks_per_gpu": args.ranks_per_gpu, "link": args.link,
                 "steps": args.steps, "rows_per_rank": ROWS, "context": CONTEXT, "seed": SEED,
@@ -232,7 +233,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     launch.add_arguments(parser)
-    parser.add_argument("--steps", type=launch.positive, default=60)
+    parser.add_argument("--steps", type=launch.positive, default=50)
     parser.add_argument(
         "--backend", choices=["both", "inner", "zipccl"], default="both", help="one of the two, or both"
     )
