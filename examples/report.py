@@ -88,6 +88,6 @@ def time_sentence(inner_ms: float, zip_ms: float, args: argparse.Namespace, inne
     if args.link or args.device == "cuda":
         return f"{said} On this link, at these message sizes, compressing gains nothing."
     return (
-        f"{said} Here compressing cannot pay: without a network the bytes it saves cross no wire.\n"
+        f"{said} Here compressing does not pay: without a network the bytes it saves cross no wire.\n"
         "         To see it over a link of 1 Gbit/s on this machine: make demo LINK=1gbit (as root)."
     )
