@@ -1,4 +1,4 @@
-// Payload checksum, and the header check ahead of every decode, which is where a checksum is verified.
+// Payload checksum, and the check of headers ahead of every decode, which adds up the checksums of what came in.
 //
 // The checksum is a sum modulo 2^64, so its value does not depend on the order in which blocks add to it.
 #include "codec/cuda_device.cuh"
@@ -7,9 +7,8 @@ namespace zipccl {
 namespace cuda {
 namespace {
 
-constexpr int kAddThreads = 256;
+constexpr int kThreads = 256;
 constexpr uint64_t kAddBlockBytes = 64 << 10;  // least work worth a block
-constexpr int kCheckThreads = 1024;
 constexpr uint64_t kWordsPerVector = 4;
 
 __device__ __forceinline__ uint64_t vector_sum(uint4 v, uint64_t word) {
@@ -29,7 +28,6 @@ __device__ __forceinline__ uint64_t strided_sum(const uint8_t* frame, uint64_t f
 }
 
 // The sum over a block, in thread 0.
-template <int kThreads>
 __device__ __forceinline__ uint64_t block_sum(uint64_t v) {
   __shared__ uint64_t sums[kThreads / kWarpSize];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -40,13 +38,13 @@ __device__ __forceinline__ uint64_t block_sum(uint64_t v) {
 }
 
 // Grid: (blocks, jobs). The block that adds last writes the header again, with the sum.
-__global__ void __launch_bounds__(kAddThreads) add_checksum_kernel(const __grid_constant__ EncodeLaunch launch) {
+__global__ void __launch_bounds__(kThreads) add_checksum_kernel(const __grid_constant__ EncodeLaunch launch) {
   const EncodeJob& job = launch.job[blockIdx.y];
   unsigned long long* total = reinterpret_cast<unsigned long long*>(launch.checksums + kChecksumWords * blockIdx.y);
   const uint64_t frame_bytes = load_header(job.dst).frame_bytes;
-  const uint64_t thread = static_cast<uint64_t>(blockIdx.x) * kAddThreads + threadIdx.x;
-  const uint64_t sum = block_sum<kAddThreads>(strided_sum(static_cast<const uint8_t*>(job.dst), frame_bytes, thread,
-                                                          static_cast<uint64_t>(gridDim.x) * kAddThreads));
+  const uint64_t thread = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const uint64_t sum = block_sum(strided_sum(static_cast<const uint8_t*>(job.dst), frame_bytes, thread,
+                                             static_cast<uint64_t>(gridDim.x) * kThreads));
   if (threadIdx.x != 0) return;
   atomicAdd(&total[0], sum);
   __threadfence();
@@ -55,20 +53,37 @@ __global__ void __launch_bounds__(kAddThreads) add_checksum_kernel(const __grid_
   write_header(launch.header, job.count, frame_bytes, atomicAdd(&total[0], 0ull), job.dst);
 }
 
-// One block per job or input. It says nothing about tables and tiles; the decoders check those where they use them.
+// Grid: (shares, jobs or inputs). It says nothing about tables and tiles; the decoders check those where they use them.
 template <typename Launch>
-__global__ void __launch_bounds__(kCheckThreads) check_frames_kernel(const __grid_constant__ Launch launch) {
-  const Received in = received(launch, blockIdx.x);
+__global__ void __launch_bounds__(kThreads) check_frames_kernel(const __grid_constant__ Launch launch) {
+  let_next_begin();
+  const Received in = received(launch, blockIdx.y);
   Status status = readable(in, launch.dtype) ? Status::ok : Status::truncated;
+  FrameHeader h = {};
   if (status == Status::ok && in.is_frame) {
-    const FrameHeader h = load_header(in.data);
+    h = load_header(in.data);
+    const bool has_checksum = (h.flags & kFlagChecksum) != 0;
+    if (!has_checksum && blockIdx.x != 0) return;
     status = check_header(h, in.available, launch.dtype, in.count);
-    if (status == Status::ok && (h.flags & kFlagChecksum)) {
-      const uint64_t sum = block_sum<kCheckThreads>(strided_sum(in.data, h.frame_bytes, threadIdx.x, kCheckThreads));
-      if (sum != h.checksum) status = Status::bad_checksum;  // of interest in thread 0 alone
+    if (status == Status::ok && has_checksum) {
+      const uint64_t thread = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
+      const uint64_t sum = block_sum(strided_sum(in.data, h.frame_bytes, thread, gridDim.x * uint64_t{kThreads}));
+      if (threadIdx.x == 0) launch.sums.of[static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = sum;
+    }
+    // A frame without values has no decoder to look at it. Nothing follows its header, so its checksum is 0.
+    if (status == Status::ok && in.count == 0) {
+      if (h.checksum != 0) status = Status::bad_checksum;
+      if (h.frame_bytes != kHeaderBytes) status = Status::bad_table;
     }
   }
-  if (threadIdx.x == 0) launch.status[blockIdx.x] = static_cast<int32_t>(status);
+  if (threadIdx.x == 0 && blockIdx.x == 0) launch.status[blockIdx.y] = static_cast<int32_t>(status);
+}
+
+template <typename Launch>
+cudaError_t check(const Launch& launch, cudaStream_t stream) {
+  const dim3 grid(launch.sums.per_job, static_cast<unsigned>(launch.n));
+  check_frames_kernel<<<grid, kThreads, 0, stream>>>(launch);
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -79,19 +94,12 @@ cudaError_t launch_add_checksum(const EncodeLaunch& launch, uint64_t most_frame_
   if (error != cudaSuccess) return error;
   const uint64_t wanted = at_least_one(ceil_div(most_frame_bytes, kAddBlockBytes)), most = 8 * processors;
   const dim3 grid(static_cast<unsigned>(wanted < most ? wanted : most), static_cast<unsigned>(launch.n));
-  add_checksum_kernel<<<grid, kAddThreads, 0, stream>>>(launch);
+  add_checksum_kernel<<<grid, kThreads, 0, stream>>>(launch);
   return cudaGetLastError();
 }
 
-cudaError_t launch_check_frames(const DecodeLaunch& launch, cudaStream_t stream) {
-  check_frames_kernel<<<launch.n, kCheckThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
-}
-
-cudaError_t launch_check_frames(const SumLaunch& launch, cudaStream_t stream) {
-  check_frames_kernel<<<launch.n, kCheckThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
-}
+cudaError_t launch_check_frames(const DecodeLaunch& launch, cudaStream_t stream) { return check(launch, stream); }
+cudaError_t launch_check_frames(const SumLaunch& launch, cudaStream_t stream) { return check(launch, stream); }
 
 }  // namespace cuda
 }  // namespace zipccl

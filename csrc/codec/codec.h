@@ -138,12 +138,16 @@ uint64_t encode_scratch_bytes(const EncodeJob* jobs, int n, const FrameOptions& 
 Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* scratch, uint64_t* frame_bytes,
               void* stream);
 
-// decode_sum() on device memory, n inputs in one launch. device_status: int32 [n].
-Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOptions& options, void* dst,
-                  int32_t* device_status, void* stream);
+// Scratch for decode() and decode_sum(), whatever they are given: device memory, 16-byte aligned, need not be cleared.
+uint64_t decode_scratch_bytes();
 
 // Decodes n frames of one dtype. device_status: int32 [n] in device memory (or mapped host memory).
-Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status, void* stream);
+Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status, void* scratch, void* stream);
+
+// decode_sum() on device memory, at most 240 inputs (more: Status::unsupported) in one launch. device_status: int32
+// [n], one per input.
+Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOptions& options, void* dst,
+                  int32_t* device_status, void* scratch, void* stream);
 
 }  // namespace cuda
 #endif

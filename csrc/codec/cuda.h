@@ -25,16 +25,24 @@ struct EncodeLaunch {
   FrameHeader header;     // what the frames have in common: all but count, frame_bytes, checksum, header_check
   uint64_t* frame_bytes;  // per job; may be null
   uint64_t* checksums;    // Checksum [n], cleared; null without checksum
-  uint64_t* ticket;       // fast: cleared; hands out block numbers
-  uint64_t* states;       // fast: one per block, cleared; see exclusive_prefix() in fast_encode.cu
+  uint64_t* states;       // fast: one per group, cleared; see exclusive_prefix() in fast_encode.cu
   int n;
   uint64_t first_block[kJobsPerLaunch + 1];
   EncodeJob job[kJobsPerLaunch];
 };
 
+// Checksums of received frames are verified in two steps: blocks of launch_check_frames() add up a frame's words, each
+// its share, and the decoder adds up theirs: Sums::of[sums.per_job * i + block]. Nothing has to be cleared.
+struct Sums {
+  uint64_t* of;
+  uint32_t per_job;
+};
+constexpr uint32_t kMostSums = 1024;
+
 struct DecodeLaunch {
   uint8_t dtype;
   int32_t* status;  // per job
+  Sums sums;
   int n;
   uint64_t first_block[kJobsPerLaunch + 1];
   DecodeJob job[kJobsPerLaunch];
@@ -51,6 +59,7 @@ struct SumLaunch {
   void* dst;
   uint64_t count;
   int32_t* status;  // per input
+  Sums sums;
   int n;
   uint32_t is_frame[(kMostSumInputs + 31) / 32];
   const void* data[kMostSumInputs];
@@ -64,16 +73,18 @@ static_assert(sizeof(EncodeLaunch) <= 4096 && sizeof(DecodeLaunch) <= 4096 && si
 constexpr uint64_t kChecksumWords = 2;
 
 // Each returns the launch's error. Jobs of a launch have at least one block in all unless stated otherwise.
+// Clears scratch; the kernel launched behind it may begin at once, see launch_behind().
+cudaError_t launch_clear(uint64_t* words, uint64_t n, cudaStream_t stream);
 cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_raw_encode(const EncodeLaunch& launch, cudaStream_t stream);
 // Adds the checksum to frames that are complete but for it.
 cudaError_t launch_add_checksum(const EncodeLaunch& launch, uint64_t most_frame_bytes, cudaStream_t stream);
 
-// Sets status of every job or input: ok, or what is wrong with the header or the checksum. Needs no blocks in
-// first_block.
+// Sets status of every job or input: ok, or what is wrong with the header; and sums of the frames that have a checksum.
+// Needs no blocks in first_block. The decoder launched behind it may begin at once.
 cudaError_t launch_check_frames(const DecodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_check_frames(const SumLaunch& launch, cudaStream_t stream);
-// Decode the jobs whose header is in order; bf16, and any other dtype. Errors go to status.
+// Decode the jobs whose header and checksum are in order; bf16, and any other dtype. Errors go to status.
 cudaError_t launch_fast_decode(const DecodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_raw_decode(const DecodeLaunch& launch, cudaStream_t stream);
 
@@ -89,6 +100,50 @@ inline cudaError_t processor_count(int* n) {
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
   return error != cudaSuccess ? error : cudaDeviceGetAttribute(n, cudaDevAttrMultiProcessorCount, device);
+}
+
+// Shares of a frame of the launch's, for Sums::per_job.
+inline uint32_t sums_per_job(int n, uint64_t most_available) {
+  constexpr uint64_t kShareBytes = 64 << 10;  // least work worth a block
+  const uint64_t wanted = at_least_one(ceil_div(most_available, kShareBytes)), most = kMostSums / n;
+  return static_cast<uint32_t>(wanted < most ? wanted : most);
+}
+
+// Whether what this device runs was compiled for an architecture with programmatic dependent launches and clusters.
+inline bool has_hopper_launches() {
+#if defined(__CUDA_ARCH_LIST__) && CUDART_VERSION >= 12030
+  constexpr int kArchs[] = {__CUDA_ARCH_LIST__};
+  int device = 0, major = 0, minor = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) return false;
+  if (cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) return false;
+  for (int arch : kArchs) {
+    if (arch >= 900 && arch <= 100 * major + 10 * minor) return true;
+  }
+#endif
+  return false;
+}
+
+// Launches a kernel that begins when every block of the one before it in the stream has called let_next_begin(), so
+// that their latencies overlap. It calls wait_for_previous() before it uses what that one writes, and before it ends.
+// cluster: blocks that run at the same time and see each other's shared memory; needs has_hopper_launches().
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_behind(void (*kernel)(Parameters...), uint64_t blocks, unsigned cluster, int threads, size_t shared,
+                          cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(blocks);
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  config.attrs = attributes;
+  config.numAttrs = !has_hopper_launches() ? 0 : cluster > 1 ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 }  // namespace cuda

@@ -1,14 +1,22 @@
 // The CUDA half of codec.h: arguments, scratch, and batches of jobs. The kernels are in the other .cu files.
-#include "codec/cuda.h"
+#include "codec/cuda_device.cuh"
 
 namespace zipccl {
 namespace cuda {
 namespace {
 
+constexpr int kClearThreads = 256;
+
+__global__ void __launch_bounds__(kClearThreads) clear_kernel(uint64_t* words, uint64_t n) {
+  let_next_begin();
+  const uint64_t i = static_cast<uint64_t>(blockIdx.x) * kClearThreads + threadIdx.x;
+  if (i < n) words[i] = 0;
+}
+
 // In all jobs of a call: far beyond any device's memory, and a grid's limit of 2^31 even where a group takes 32 blocks.
 constexpr uint64_t kMostBlocks = uint64_t{1} << 26;
 
-bool is_aligned(const void* p, uint64_t a) { return reinterpret_cast<uintptr_t>(p) % a == 0; }
+bool aligned(const void* p, uint64_t a) { return reinterpret_cast<uintptr_t>(p) % a == 0; }
 
 uint64_t alignment(DType dtype) {
   const uint64_t bytes = dtype_bytes(static_cast<uint8_t>(dtype));
@@ -17,7 +25,7 @@ uint64_t alignment(DType dtype) {
 }
 
 bool valid_values(const void* p, uint64_t count, DType dtype) {
-  return count == 0 || (p != nullptr && is_aligned(p, alignment(dtype)));
+  return count == 0 || (p != nullptr && aligned(p, alignment(dtype)));
 }
 
 uint64_t encode_blocks(const FrameOptions& options, uint64_t count) {
@@ -28,16 +36,13 @@ uint64_t encode_blocks(const FrameOptions& options, uint64_t count) {
 
 // Scratch of encode(), all of it cleared:
 //   checksums   kChecksumWords per job   with checksum
-//   tickets     one per launch           fast
-//   states      one per block            fast
+//   states      one per group            fast
 struct Scratch {
-  uint64_t tickets, states, words;  // 64-bit words: where tickets and states begin, and the size of all
+  uint64_t states, words;  // 64-bit words: where states begin, and the size of all
 
   Scratch(const EncodeJob* jobs, int n, const FrameOptions& options) {
-    tickets = options.checksum ? kChecksumWords * n : 0;
-    states = words = tickets;
+    states = words = options.checksum ? kChecksumWords * n : 0;
     if (effective_code(options) != Code::fast) return;
-    states = words = tickets + ceil_div(n, kJobsPerLaunch);
     for (int i = 0; i < n; ++i) words += encode_blocks(options, jobs[i].count);
   }
 };
@@ -63,6 +68,11 @@ uint64_t number_blocks(Launch* launch, Blocks blocks_of) {
 
 }  // namespace
 
+cudaError_t launch_clear(uint64_t* words, uint64_t n, cudaStream_t stream) {
+  clear_kernel<<<static_cast<unsigned>(ceil_div(n, kClearThreads)), kClearThreads, 0, stream>>>(words, n);
+  return cudaGetLastError();
+}
+
 uint64_t encode_scratch_bytes(const EncodeJob* jobs, int n, const FrameOptions& options) {
   if (jobs == nullptr || n <= 0) return 0;
   return align_up(sizeof(uint64_t) * Scratch(jobs, n, options).words);
@@ -78,18 +88,16 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
     const EncodeJob& job = jobs[i];
     const uint64_t bound = frame_bound(options, job.count);  // 0: invalid options or count
     if (bound == 0 || !valid_values(job.src, job.count, options.dtype)) return Status::bad_argument;
-    if (job.dst == nullptr || !is_aligned(job.dst, kFrameAlign)) return Status::bad_argument;
+    if (job.dst == nullptr || !aligned(job.dst, kFrameAlign)) return Status::bad_argument;
     if (bound > most_frame_bytes) most_frame_bytes = bound;
   }
   if (total_blocks(jobs, n, blocks_of) > kMostBlocks) return Status::unsupported;
   const Scratch sizes(jobs, n, options);
   uint64_t* words = static_cast<uint64_t*>(scratch);
-  if (sizes.words != 0 && (words == nullptr || !is_aligned(words, 16))) return Status::bad_argument;
+  if (sizes.words != 0 && (words == nullptr || !aligned(words, 16))) return Status::bad_argument;
 
   const cudaStream_t cuda_stream = static_cast<cudaStream_t>(stream);
-  if (sizes.words != 0 && cudaMemsetAsync(words, 0, sizeof(uint64_t) * sizes.words, cuda_stream) != cudaSuccess) {
-    return Status::device_error;
-  }
+  if (sizes.words != 0 && launch_clear(words, sizes.words, cuda_stream) != cudaSuccess) return Status::device_error;
   const bool fast = effective_code(options) == Code::fast;
   uint64_t* states = words + sizes.states;
   for (int first = 0; first < n; first += kJobsPerLaunch) {
@@ -99,7 +107,6 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
     for (int i = 0; i < launch.n; ++i) launch.job[i] = jobs[first + i];
     launch.frame_bytes = frame_bytes == nullptr ? nullptr : frame_bytes + first;
     launch.checksums = options.checksum ? words + kChecksumWords * first : nullptr;
-    launch.ticket = words + sizes.tickets + first / kJobsPerLaunch;
     launch.states = states;
     states += number_blocks(&launch, blocks_of);
     if ((fast ? launch_fast_encode : launch_raw_encode)(launch, cuda_stream) != cudaSuccess) {
@@ -112,10 +119,13 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
   return Status::ok;
 }
 
-Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status, void* stream) {
+uint64_t decode_scratch_bytes() { return sizeof(uint64_t) * kMostSums; }
+
+Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status, void* scratch, void* stream) {
   if (n == 0) return Status::ok;
   const uint64_t value_bytes = dtype_bytes(static_cast<uint8_t>(dtype));
   if (jobs == nullptr || n < 0 || device_status == nullptr || value_bytes == 0) return Status::bad_argument;
+  if (scratch == nullptr || !aligned(scratch, 16)) return Status::bad_argument;
   const bool fast = dtype == DType::bf16;  // its decoder takes raw frames too
   const auto blocks_of = [&](uint64_t count) {
     return fast ? fast_decode_blocks(count) : raw_decode_blocks(count * value_bytes);
@@ -123,7 +133,7 @@ Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status,
   for (int i = 0; i < n; ++i) {
     const DecodeJob& job = jobs[i];
     if (job.count > kMaxCount || !valid_values(job.dst, job.count, dtype)) return Status::bad_argument;
-    if (job.frame == nullptr || !is_aligned(job.frame, kFrameAlign)) return Status::bad_argument;
+    if (job.frame == nullptr || !aligned(job.frame, kFrameAlign)) return Status::bad_argument;
   }
   if (total_blocks(jobs, n, blocks_of) > kMostBlocks) return Status::unsupported;
 
@@ -133,7 +143,12 @@ Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status,
     launch.dtype = static_cast<uint8_t>(dtype);
     launch.status = device_status + first;
     launch.n = n - first < kJobsPerLaunch ? n - first : kJobsPerLaunch;
-    for (int i = 0; i < launch.n; ++i) launch.job[i] = jobs[first + i];
+    uint64_t most_available = 0;
+    for (int i = 0; i < launch.n; ++i) {
+      launch.job[i] = jobs[first + i];
+      if (jobs[first + i].available > most_available) most_available = jobs[first + i].available;
+    }
+    launch.sums = {static_cast<uint64_t*>(scratch), sums_per_job(launch.n, most_available)};
     const uint64_t blocks = number_blocks(&launch, blocks_of);
     if (launch_check_frames(launch, cuda_stream) != cudaSuccess) return Status::device_error;
     if (blocks != 0 && (fast ? launch_fast_decode : launch_raw_decode)(launch, cuda_stream) != cudaSuccess) {

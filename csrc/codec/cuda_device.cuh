@@ -70,6 +70,21 @@ __device__ __forceinline__ uint32_t valid_values(uint32_t m, int lane) {
   return valid;
 }
 
+// ---- Dependent launches: launch_behind() in cuda.h --------------------------------------------------------------
+
+// In the kernel before: the one behind may begin.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// In the kernel behind: waits until the one before has ended and its writes are seen.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- Copies by a whole block ----------------------------------------------------------------------------------
 
 template <typename T>
@@ -183,8 +198,17 @@ __device__ __forceinline__ bool readable(const Received& in, uint8_t dtype) {
   return in.available >= (in.is_frame ? kHeaderBytes : in.count * dtype_bytes(dtype));
 }
 
+// For a frame with a checksum whose header is in order, by a whole warp: do the shares add up to it?
+__device__ __forceinline__ Status verify_checksum(const Sums& sums, int i, const FrameHeader& h, int lane) {
+  wait_for_previous();
+  uint64_t sum = 0;
+  for (uint32_t b = lane; b < sums.per_job; b += kWarpSize) sum += sums.of[static_cast<uint64_t>(i) * sums.per_job + b];
+  return warp_sum(sum) == h.checksum ? Status::ok : Status::bad_checksum;
+}
+
 // The first error of a job stays.
 __device__ __forceinline__ void report(int32_t* status, Status s) {
+  wait_for_previous();  // which sets the status
   atomicCAS(status, static_cast<int32_t>(Status::ok), static_cast<int32_t>(s));
 }
 

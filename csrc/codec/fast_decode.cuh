@@ -146,26 +146,6 @@ __device__ __forceinline__ uint4 join_values(uint2 sm, uint32_t e0, uint32_t e1)
                     select_bits(kExponents, e1 >> 1, __byte_perm(sm.y, 0, 0x3322)));
 }
 
-// Values i .. i + 8 of the tile, of which those below m exist.
-__device__ __forceinline__ void store_values(uint16_t* dst, uint32_t i, uint32_t m, bool wide, uint4 v) {
-  if (wide && i + 8 <= m) {
-    *reinterpret_cast<uint4*>(dst + i) = v;
-    return;
-  }
-  const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (i + j < m) dst[i + j] = static_cast<uint16_t>(w[j / 2] >> (16 * (j % 2)));
-  }
-}
-
-// What a lane reads of a window or raw tile: all of it but dynamic bytes beyond the first 128.
-struct LaneInput {
-  uint2 sm[4];
-  uint32_t planes[3];
-  uint32_t dynamic;
-};
-
 // The dynamic bytes of a tile begin anywhere; they are read as the aligned words that hold them, which lie inside the
 // frame because it is aligned at both ends.
 __device__ __forceinline__ uint32_t misalignment(const uint8_t* p) { return reinterpret_cast<uintptr_t>(p) & 3u; }
@@ -176,70 +156,44 @@ __device__ __forceinline__ uint32_t dynamic_words(const Tile& t) {
   return (misalignment(t.dynamic) + t.dynamic_size + 3) / 4;
 }
 
-__device__ __forceinline__ LaneInput load_tile(const Tile& t, uint32_t m, int lane) {
-  LaneInput in = {};
-  if (t.mode == static_cast<uint32_t>(TileMode::constant)) return in;
-  const uint32_t padded = align_up(m);
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const uint32_t i = 256 * k + 8 * lane;
-    if (i < padded) in.sm[k] = *reinterpret_cast<const uint2*>(t.unit + i);
-  }
-  if (t.mode == static_cast<uint32_t>(TileMode::window)) {
-#pragma unroll
-    for (int p = 0; p < 3; ++p) {
-      in.planes[p] = *reinterpret_cast<const uint32_t*>(t.unit + padded + kPlaneBytes * p + 4 * lane);
-    }
-  }
-  if (lane < dynamic_words(t)) in.dynamic = dynamic_word(t, lane);
-  return in;
-}
-
-// A warp's place for the dynamic bytes and the exponents of a tile.
-struct WarpSpace {
-  uint4 exponents[2][kWarpSize];    // a lane's e[0..3] and e[4..7]
-  uint32_t dynamic[kTile / 4 + 1];  // one word more, for bytes that begin within a word
+// A warp's exponents of a tile, for escapes to be patched in: a lane's e[0..3] and e[4..7].
+struct Exponents {
+  uint4 e[2][kWarpSize];
 };
+
+constexpr uint32_t kDynamicWords = kTile / 4 + 1;  // one more, for bytes that begin within a word
 
 // Hands the values 256 k + 8 lane + 0..7 to take(k, values) for k = 0..3, some of them behind the tile's end.
 // False, and nothing handed out: the planes have another number of escapes than the tables say.
-template <typename Take>
-__device__ __forceinline__ bool decode_tile(const Tile& t, const LaneInput& in, uint32_t m, WarpSpace* space, int lane,
-                                            const Take& take) {
+// unit: the lane's plane(p) and sign_mantissas(k); dynamic: the tile's dynamic bytes, in shared memory.
+template <typename Unit, typename Take>
+__device__ __forceinline__ bool decode_tile(const Tile& t, const Unit& unit, const uint8_t* dynamic, uint32_t m,
+                                            Exponents* space, int lane, const Take& take) {
   if (t.mode == static_cast<uint32_t>(TileMode::constant)) {
-    const uint32_t two = (t.dynamic[0] | t.dynamic[1] << 8) * 0x10001u;
+    const uint32_t two = (dynamic[0] | dynamic[1] << 8) * 0x10001u;
 #pragma unroll
     for (int k = 0; k < 4; ++k) take(k, make_uint4(two, two, two, two));
     return true;
   }
-
-  if (t.dynamic_size != 0) {
-    __syncwarp();  // the warp's tile before this one has been read
-    const uint32_t words = dynamic_words(t);
-    if (lane < words) space->dynamic[lane] = in.dynamic;
-    for (uint32_t i = kWarpSize + lane; i < words; i += kWarpSize) space->dynamic[i] = dynamic_word(t, i);
-    __syncwarp();
-  }
-  const uint8_t* dynamic = reinterpret_cast<const uint8_t*>(space->dynamic) + misalignment(t.dynamic);
-
   uint32_t e[8];
   if (t.mode == static_cast<uint32_t>(TileMode::window)) {
+    const uint32_t planes[3] = {unit.plane(0), unit.plane(1), unit.plane(2)};
     const uint32_t valid = m == kTile ? 0xFFFFFFFFu : valid_values(m, lane);
-    uint32_t escapes = ~(in.planes[0] | in.planes[1] | in.planes[2]) & valid;
+    uint32_t escapes = ~(planes[0] | planes[1] | planes[2]) & valid;
     const uint32_t own = __popc(escapes);
     const uint32_t up_to_own = warp_inclusive_sum(own, lane);
     if (__shfl_sync(kFullWarp, up_to_own, kWarpSize - 1) != t.dynamic_size) return false;
-    expand_planes(in.planes, t.base, e);
+    expand_planes(planes, t.base, e);
     if (t.dynamic_size != 0) {
-      space->exponents[0][lane] = make_uint4(e[0], e[1], e[2], e[3]);
-      space->exponents[1][lane] = make_uint4(e[4], e[5], e[6], e[7]);
-      uint8_t* bytes = reinterpret_cast<uint8_t*>(&space->exponents[0][lane]);
-      for (uint32_t at = up_to_own - own; escapes != 0; ++at) {
+      space->e[0][lane] = make_uint4(e[0], e[1], e[2], e[3]);
+      space->e[1][lane] = make_uint4(e[4], e[5], e[6], e[7]);
+      uint8_t* bytes = reinterpret_cast<uint8_t*>(&space->e[0][lane]);
+      for (const uint8_t* from = dynamic + (up_to_own - own); escapes != 0; ++from) {
         const uint32_t bit = __ffs(escapes) - 1;
         escapes &= escapes - 1;
-        bytes[sizeof(space->exponents[0]) * (bit / 16) + (bit & 8u) + exponent_place(bit % 8)] = dynamic[at];
+        bytes[sizeof(space->e[0]) * (bit / 16) + (bit & 8u) + exponent_place(bit % 8)] = *from;
       }
-      const uint4 a = space->exponents[0][lane], b = space->exponents[1][lane];
+      const uint4 a = space->e[0][lane], b = space->e[1][lane];
       e[0] = a.x, e[1] = a.y, e[2] = a.z, e[3] = a.w;
       e[4] = b.x, e[5] = b.y, e[6] = b.z, e[7] = b.w;
     }
@@ -256,7 +210,7 @@ __device__ __forceinline__ bool decode_tile(const Tile& t, const LaneInput& in, 
     }
   }
 #pragma unroll
-  for (int k = 0; k < 4; ++k) take(k, join_values(in.sm[k], e[2 * k], e[2 * k + 1]));
+  for (int k = 0; k < 4; ++k) take(k, join_values(unit.sign_mantissas(k), e[2 * k], e[2 * k + 1]));
   return true;
 }
 

@@ -1,5 +1,5 @@
-// Code::fast, tensor to frame. A block owns a group of 32 tiles, a warp a tile at a time, a lane 32 values of it: one
-// word of each plane.
+// Code::fast, tensor to frame. A block owns a group of 32 tiles, or, where there are few, a cluster of two blocks does;
+// a warp owns a tile at a time, a lane 32 values of it: one word of each plane.
 //
 //   1. Every tile is copied into a slot of shared memory and encoded in place: its unit, then its dynamic bytes, which
 //      together never exceed the bytes of its values.
@@ -9,6 +9,7 @@
 //   3. Units and dynamic bytes go from shared memory to the frame.
 //
 // Timing decides who waits for whom, never where a byte goes.
+#include <cooperative_groups.h>
 #include <cuda_pipeline.h>
 
 #include "codec/cuda_device.cuh"
@@ -20,6 +21,7 @@ namespace {
 constexpr int kWarps = 16;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kBlocksPerProcessor = 3;  // as many as shared memory holds on sm_90
+constexpr uint64_t kFewGroups = 1;      // per processor: up to there two blocks share a group
 constexpr int kTiles = static_cast<int>(kGroupTiles);
 constexpr uint32_t kTile = static_cast<uint32_t>(kTileValues);
 constexpr uint32_t kSlotBytes = 2 * kTile;
@@ -256,8 +258,9 @@ __device__ __forceinline__ void store_state(uint64_t* p, uint64_t v) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-// Size of all groups before group g, for a whole warp. Blocks number themselves in the order in which they begin, so
-// the groups waited for here have blocks that run already and wait only for groups before them.
+// Size of all groups before group g, for a whole warp. Blocks begin in the order of their numbers, so the groups waited
+// for here have blocks that run already and wait only for groups before them. CUDA does not promise that order, but its
+// own library of scans, CUB, looks back over the same numbers.
 __device__ uint64_t exclusive_prefix(uint64_t* states, uint64_t g, uint64_t size, int lane) {
   uint64_t before = 0;
   if (g > 0) {
@@ -306,8 +309,8 @@ __device__ __forceinline__ void zero_bytes(uint8_t* dst, uint64_t n, int lane) {
 
 // Places within the group's part, and of it.
 struct GroupPlan {
-  uint64_t units;    // frame offset of the group's first unit
-  uint64_t dynamic;  // frame offset of its dynamic bytes
+  uint64_t begin;  // group offset
+  uint32_t units_size;
   uint32_t unit_begin[kTiles];
   uint32_t dynamic_begin[kTiles];
   TileEntry entry[kTiles];
@@ -343,11 +346,52 @@ __device__ __forceinline__ Group find_group(const EncodeLaunch& launch, uint64_t
           tiles_left < kGroupTiles ? static_cast<uint32_t>(tiles_left) : kTiles};
 }
 
-// By one warp: sizes, place, tables, and the header when the group is the last.
-__device__ __forceinline__ void plan_group(const Group& group, const FrameHeader& header, GroupPlan* plan, int lane) {
+// Blocks of a group: one, or a cluster of kParts, whose shared memory all of them can write to.
+template <int kParts>
+struct Team {
+  static constexpr uint32_t kBlockTiles = kTiles / kParts;
+
+  uint32_t rank;
+
+  __device__ __forceinline__ uint32_t first_tile() const { return rank * kBlockTiles; }
+
+  // Nobody has left, or not yet begun, between two of these.
+  __device__ __forceinline__ void begin() const {
+#if __CUDA_ARCH__ >= 900
+    if (kParts > 1) asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+#endif
+  }
+  __device__ __forceinline__ void sync() const {
+#if __CUDA_ARCH__ >= 900
+    if (kParts > 1) {
+      cooperative_groups::this_cluster().sync();
+      return;
+    }
+#endif
+    __syncthreads();
+  }
+  // Writes to the same variable in every block's shared memory.
+  template <typename T>
+  __device__ __forceinline__ void write(T* variable, const T& value) const {
+#if __CUDA_ARCH__ >= 900
+    if (kParts > 1) {
+      for (int r = 0; r < kParts; ++r) *cooperative_groups::this_cluster().map_shared_rank(variable, r) = value;
+      return;
+    }
+#endif
+    *variable = value;
+  }
+};
+
+// By one warp of every block of a team: places within the group. The first block also finds the group's place, and
+// writes the tables, and the header when the group is the last.
+template <int kParts>
+__device__ __forceinline__ void plan_group(const Group& group, const Team<kParts>& team, const FrameHeader& header,
+                                           GroupPlan* plan, int lane) {
   if (group.count == 0) {
-    if (lane == 0) write_header(header, 0, kHeaderBytes, 0, group.frame);
-    if (lane == 0 && group.frame_bytes != nullptr) *group.frame_bytes = kHeaderBytes;
+    if (team.rank != 0 || lane != 0) return;
+    write_header(header, 0, kHeaderBytes, 0, group.frame);
+    if (group.frame_bytes != nullptr) *group.frame_bytes = kHeaderBytes;
     return;
   }
   const uint64_t g = group.index, tile = group.tile(lane);
@@ -363,14 +407,16 @@ __device__ __forceinline__ void plan_group(const Group& group, const FrameHeader
   const uint32_t all = __shfl_sync(kFullWarp, up_to, kWarpSize - 1);
   plan->unit_begin[lane] = (up_to - both) & 0xFFFFu;
   plan->dynamic_begin[lane] = (up_to - both) >> 16;
+  if (lane == 0) plan->units_size = all & 0xFFFFu;
+  if (team.rank != 0) return;
 
   const uint64_t units_size = all & 0xFFFFu, dynamic_size = align_up(all >> 16);
   const uint64_t size = group.split ? dynamic_size : units_size + dynamic_size;
+  wait_for_previous();  // which clears the states
   const uint64_t begin = exclusive_prefix(group.states, g, size, lane);
   const uint64_t parts = fast_static_bytes(group.count, group.split ? FrameLayout::split : FrameLayout::compact);
   if (lane == 0) {
-    plan->units = group.split ? tables_end(group.count) + g * kGroupTiles * kMaxUnitBytes : parts + begin;
-    plan->dynamic = group.split ? parts + begin : parts + begin + units_size;
+    team.write(&plan->begin, begin);
     *reinterpret_cast<uint64_t*>(group.frame + group_table_begin() + 8 * g) = begin;
   }
   uint8_t* words = group.frame + tile_word_begin(group.count);
@@ -395,78 +441,113 @@ __device__ __forceinline__ void plan_group(const Group& group, const FrameHeader
   }
 }
 
-// The steps of a group. The warps share its tiles.
+// ---- A block --------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void load_group(const Group& group, uint8_t* slots, int warp, int lane) {
-  const bool wide = is_aligned(group.src, 16);
-  for (uint32_t t = warp; t < group.tiles; t += kWarps) {
-    load_tile(slots + t * kSlotBytes, group.src + group.tile(t) * kTileValues, group.values_in(t), wide, lane);
+// A block's tiles are shared out to its warps; a tile's number counts from the block's first.
+template <int kParts>
+struct Block {
+  Group group;
+  Team<kParts> team;
+  uint32_t tiles;
+  int warp, lane;
+
+  __device__ __forceinline__ uint32_t in_group(uint32_t t) const { return team.first_tile() + t; }
+  __device__ __forceinline__ uint32_t values_in(uint32_t t) const { return group.values_in(in_group(t)); }
+};
+
+template <int kParts>
+__device__ __forceinline__ void load_tiles(const Block<kParts>& block, uint8_t* slots) {
+  const bool wide = is_aligned(block.group.src, 16);
+  for (uint32_t t = block.warp; t < block.tiles; t += kWarps) {
+    load_tile(slots + t * kSlotBytes, block.group.src + block.group.tile(block.in_group(t)) * kTileValues,
+              block.values_in(t), wide, block.lane);
   }
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
 }
 
-__device__ __forceinline__ void encode_group(const Group& group, uint8_t* slots, uint8_t* staging, GroupPlan* plan,
-                                             int warp, int lane) {
-  for (uint32_t t = warp; t < group.tiles; t += kWarps) {
-    const uint32_t m = group.values_in(t);
+template <int kParts>
+__device__ __forceinline__ void encode_tiles(const Block<kParts>& block, uint8_t* slots, uint8_t* staging,
+                                             GroupPlan* plan) {
+  for (uint32_t t = block.warp; t < block.tiles; t += kWarps) {
+    const uint32_t m = block.values_in(t);
     uint8_t* slot = slots + t * kSlotBytes;
     const TileEntry entry =
-        m == kTile ? encode_tile<true>(slot, staging, m, lane) : encode_tile<false>(slot, staging, m, lane);
-    if (lane == 0) plan->entry[t] = entry;
+        m == kTile ? encode_tile<true>(slot, staging, m, block.lane) : encode_tile<false>(slot, staging, m, block.lane);
+    if (block.lane == 0) block.team.write(&plan->entry[block.in_group(t)], entry);
   }
 }
 
-__device__ __forceinline__ void store_group(const Group& group, const uint8_t* slots, const GroupPlan& plan, int warp,
-                                            int lane) {
-  for (uint32_t t = warp; t < group.tiles; t += kWarps) {
-    const uint32_t m = group.values_in(t);
-    const uint32_t unit = unit_bytes(tile_word_mode(plan.entry[t].word), m);
+template <int kParts>
+__device__ __forceinline__ void store_tiles(const Block<kParts>& block, const uint8_t* slots, const GroupPlan& plan) {
+  const Group& group = block.group;
+  const uint64_t parts = fast_static_bytes(group.count, group.split ? FrameLayout::split : FrameLayout::compact);
+  uint8_t* const begin = group.frame + parts + plan.begin;
+  uint8_t* const units = group.split ? group.frame + tables_end(group.count) + group.tile(0) * kMaxUnitBytes : begin;
+  uint8_t* const dynamic = group.split ? begin : begin + plan.units_size;
+  for (uint32_t t = block.warp; t < block.tiles; t += kWarps) {
+    const uint32_t m = block.values_in(t), in_group = block.in_group(t);
+    const TileEntry entry = plan.entry[in_group];
+    const uint32_t unit = unit_bytes(tile_word_mode(entry.word), m);
     const uint32_t reserved = group.split ? align_up(m) + kPlanesBytes : unit;
     const uint8_t* slot = slots + t * kSlotBytes;
-    uint8_t* to = group.frame + plan.units + plan.unit_begin[t];
+    uint8_t* to = units + plan.unit_begin[in_group];
 #pragma unroll
     for (uint32_t r = 0; r < kMaxUnitBytes; r += 16 * kWarpSize) {
-      const uint32_t b = r + 16 * lane;
+      const uint32_t b = r + 16 * block.lane;
       if (b >= reserved) continue;
       *reinterpret_cast<uint4*>(to + b) = b < unit ? *reinterpret_cast<const uint4*>(slot + b) : make_uint4(0, 0, 0, 0);
     }
-    store_bytes(group.frame + plan.dynamic + plan.dynamic_begin[t], slot + unit, tile_word_dynamic(plan.entry[t].word),
-                lane);
+    store_bytes(dynamic + plan.dynamic_begin[in_group], slot + unit, tile_word_dynamic(entry.word), block.lane);
   }
 }
 
-constexpr uint32_t kSlotsBytes = kTiles * kSlotBytes;
+template <int kParts>
+constexpr uint32_t kSlotsBytes = Team<kParts>::kBlockTiles* kSlotBytes;
+template <int kParts>
+constexpr uint32_t kSharedBytes = kSlotsBytes<kParts> + kWarps* kMostEscapes;
 
-constexpr uint32_t kSharedBytes = kSlotsBytes + kWarps * kMostEscapes;
-
+template <int kParts>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     fast_encode_kernel(const __grid_constant__ EncodeLaunch launch) {
   extern __shared__ __align__(16) uint8_t slots[];  // and behind them each warp's staging
   __shared__ GroupPlan plan;
-  __shared__ uint64_t ticket;
 
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  if (threadIdx.x == 0) ticket = atomicAdd(reinterpret_cast<unsigned long long*>(launch.ticket), 1ull);
-  __syncthreads();
-  const Group group = find_group(launch, ticket);
-  load_group(group, slots, warp, lane);
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
-  encode_group(group, slots, slots + kSlotsBytes + warp * kMostEscapes, &plan, warp, lane);
-  __syncthreads();
-  if (warp == 0) plan_group(group, launch.header, &plan, lane);
-  __syncthreads();
-  store_group(group, slots, plan, warp, lane);
+  Block<kParts> block;
+  block.lane = threadIdx.x % kWarpSize, block.warp = threadIdx.x / kWarpSize;
+  block.group = find_group(launch, blockIdx.x / kParts);
+  block.team.rank = blockIdx.x % kParts;
+  const uint32_t first = block.team.first_tile();
+  block.tiles = block.group.tiles <= first ? 0 : min(block.group.tiles - first, Team<kParts>::kBlockTiles);
+
+  load_tiles(block, slots);
+  block.team.begin();
+  encode_tiles(block, slots, slots + kSlotsBytes<kParts> + block.warp * kMostEscapes, &plan);
+  block.team.sync();
+  if (block.warp == 0) plan_group(block.group, block.team, launch.header, &plan, block.lane);
+  block.team.sync();
+  store_tiles(block, slots, plan);
+  wait_for_previous();
+}
+
+template <int kParts>
+cudaError_t launch_with(const EncodeLaunch& launch, cudaStream_t stream) {
+  const auto kernel = fast_encode_kernel<kParts>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kParts>);
+  if (error != cudaSuccess) return error;
+  return launch_behind(kernel, launch.first_block[launch.n] * kParts, kParts, kThreads, kSharedBytes<kParts>, stream,
+                       launch);
 }
 
 }  // namespace
 
 cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(fast_encode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  int processors = 0;
+  const cudaError_t error = processor_count(&processors);
   if (error != cudaSuccess) return error;
-  const unsigned blocks = static_cast<unsigned>(launch.first_block[launch.n]);
-  fast_encode_kernel<<<blocks, kThreads, kSharedBytes, stream>>>(launch);
-  return cudaGetLastError();
+  const bool few = launch.first_block[launch.n] <= static_cast<uint64_t>(processors) * kFewGroups;
+  return few && has_hopper_launches() ? launch_with<2>(launch, stream) : launch_with<1>(launch, stream);
 }
 
 }  // namespace cuda

@@ -35,15 +35,19 @@ __global__ void __launch_bounds__(kThreads) raw_decode_kernel(const __grid_const
   const uint64_t begin = (blockIdx.x - launch.first_block[i]) * kRawBlockBytes;
   const uint8_t* frame = static_cast<const uint8_t*>(job.frame);
   __shared__ Status status;
-  if (threadIdx.x == 0) {
-    status = Status::truncated;
+  if (threadIdx.x < kWarpSize) {
+    const int lane = threadIdx.x;
+    Status found = Status::truncated;
     if (job.available >= kHeaderBytes) {
       const FrameHeader h = load_header(frame);
-      status = check_header(h, job.available, launch.dtype, job.count);
-      if (status == Status::ok && (h.flags & kFlagChecksum)) {
-        status = static_cast<Status>(*const_cast<volatile int32_t*>(launch.status + i));
+      found = check_header(h, job.available, launch.dtype, job.count);
+      if (found == Status::ok && (h.flags & kFlagChecksum)) {
+        found = verify_checksum(launch.sums, i, h, lane);
+        if (found != Status::ok && lane == 0) report(launch.status + i, found);
       }
     }
+    wait_for_previous();
+    if (lane == 0) status = found;
   }
   __syncthreads();
   if (status != Status::ok) return;
@@ -59,8 +63,7 @@ cudaError_t launch_raw_encode(const EncodeLaunch& launch, cudaStream_t stream) {
 }
 
 cudaError_t launch_raw_decode(const DecodeLaunch& launch, cudaStream_t stream) {
-  raw_decode_kernel<<<static_cast<unsigned>(launch.first_block[launch.n]), kThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
+  return launch_behind(raw_decode_kernel, launch.first_block[launch.n], 1, kThreads, 0, stream, launch);
 }
 
 }  // namespace cuda

@@ -5,7 +5,8 @@
 // The result is sum_cpu.cpp's, bit for bit: every product, sum and quotient is rounded by itself. Left out are only
 // operations that change no bit: a multiplication or division by 1, and -0 stands for the sum of nothing, as -0 + x is
 // x whatever x is.
-#include <cmath>
+#include <cuda_pipeline.h>
+
 #include <type_traits>
 
 #include "codec/fast_decode.cuh"
@@ -18,8 +19,8 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kBlocksPerProcessor = 3;
-constexpr int kTilesOfLane = kTile / kWarpSize / 8;  // runs of 8 values
-constexpr int kBatch = 64;                           // inputs whose plans shared memory holds at a time
+constexpr int kRuns = kTile / kWarpSize / 8;  // of 8 values, to a lane
+constexpr int kBatch = 64;                    // inputs whose plans shared memory holds at a time
 constexpr uint64_t kMostBlocks = uint64_t{1} << 31;
 constexpr uint64_t kManyGroups = 16;  // per processor: then a block takes a whole group
 
@@ -97,13 +98,13 @@ __device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint
       if (kIn == DType::bf16 && in.available >= tables_end(in.count)) tables = load_tables(in.data, in.count, g, lane);
       const FrameHeader h = load_header(in.data);
       Status status = check_header(h, in.available, launch.dtype, in.count);
-      if (status == Status::ok && (h.flags & kFlagChecksum)) {
-        status = static_cast<Status>(*const_cast<volatile int32_t*>(launch.status + i));
-      }
       values = in.data + kHeaderBytes;
-      if (kIn == DType::bf16 && status == Status::ok && h.code == static_cast<uint8_t>(Code::fast)) {
-        kind = Kind::coded;
-        status = plan_group(in.data, h, g, tables, &source->place, plan, lane);
+      if (status == Status::ok) {
+        if (h.flags & kFlagChecksum) status = verify_checksum(launch.sums, i, h, lane);
+        if (kIn == DType::bf16 && status == Status::ok && h.code == static_cast<uint8_t>(Code::fast)) {
+          kind = Kind::coded;
+          status = plan_group(in.data, h, g, tables, &source->place, plan, lane);
+        }
         if (status != Status::ok && lane == 0) report(launch.status + i, status);
       }
       if (status != Status::ok) kind = Kind::bad;
@@ -115,11 +116,53 @@ __device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint
   }
 }
 
+// A coded tile on its way through shared memory.
+struct Staged {
+  uint4 unit[kMaxUnitBytes / sizeof(uint4)];
+  uint32_t dynamic[kDynamicWords + 3];
+};
+static_assert(sizeof(Staged) % sizeof(uint4) == 0, "units are copied 16 bytes at a time");
+
+// A warp's: while a tile is decoded, the next one is copied.
+struct WarpSpace {
+  Exponents exponents;
+  Staged staged[2];
+};
+
+// Starts the copy. All that is copied lies inside the frame, see dynamic_word().
+__device__ __forceinline__ void stage_tile(const Tile& t, uint32_t m, Staged* to, int lane) {
+  const uint32_t vectors = static_cast<uint32_t>(unit_bytes(t.mode, m)) / sizeof(uint4);
+  const uint4* unit = reinterpret_cast<const uint4*>(t.unit);
+#pragma unroll
+  for (uint32_t r = 0; r < kMaxUnitBytes / sizeof(uint4); r += kWarpSize) {
+    if (r + lane < vectors) __pipeline_memcpy_async(to->unit + r + lane, unit + r + lane, sizeof(uint4));
+  }
+  const uint32_t words = dynamic_words(t);
+  const uint32_t* dynamic = reinterpret_cast<const uint32_t*>(t.dynamic - misalignment(t.dynamic));
+  for (uint32_t i = lane; i < words; i += kWarpSize) {
+    __pipeline_memcpy_async(to->dynamic + i, dynamic + i, sizeof(uint32_t));
+  }
+}
+
+// A lane's view of a staged unit.
+struct StagedUnit {
+  const uint8_t* unit;
+  uint32_t planes;  // where they begin
+  int lane;
+
+  __device__ __forceinline__ uint2 sign_mantissas(int k) const {
+    return *reinterpret_cast<const uint2*>(unit + 256 * k + 8 * lane);
+  }
+  __device__ __forceinline__ uint32_t plane(int p) const {
+    return *reinterpret_cast<const uint32_t*>(unit + planes + kPlaneBytes * p + 4 * lane);
+  }
+};
+
 // ---- A block --------------------------------------------------------------------------------------------------
 
 // A lane's sums: those of the values 256 k + 8 lane + 0..7 of the tile in sum[k].
-struct Sums {
-  float sum[kTilesOfLane][8];
+struct LaneSums {
+  float sum[kRuns][8];
 };
 
 template <DType kIn, bool kScaled>
@@ -131,31 +174,33 @@ __device__ __forceinline__ void add(const Eight<Bits<kIn>>& x, float scale, floa
   }
 }
 
-__device__ __forceinline__ Eight<uint16_t> halves(uint4 v) {
-  Eight<uint16_t> x;
-  memcpy(&x, &v, sizeof(v));
-  return x;
+// Eight bf16 values.
+template <bool kScaled>
+__device__ __forceinline__ void add(uint4 v, float scale, float (&sum)[8]) {
+  const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float f = bits_float(j % 2 == 0 ? w[j / 2] << 16 : w[j / 2] & 0xFFFF0000u);
+    sum[j] = __fadd_rn(sum[j], kScaled ? __fmul_rn(f, scale) : f);
+  }
 }
 
 template <DType kIn, bool kScaled>
 __device__ __forceinline__ void add_values(const uint8_t* values, uint64_t tile, uint32_t m, float scale, int lane,
-                                           Sums* sums) {
+                                           LaneSums* sums) {
   const Bits<kIn>* from = reinterpret_cast<const Bits<kIn>*>(values) + tile * kTileValues;
-  Eight<Bits<kIn>> x[kTilesOfLane];
 #pragma unroll
-  for (int k = 0; k < kTilesOfLane; ++k) {
+  for (int k = 0; k < kRuns; ++k) {
     const uint32_t i = 256 * k + 8 * lane;
-    x[k] = load_eight(from + i, values_from(i, m));
+    add<kIn, kScaled>(load_eight(from + i, values_from(i, m)), scale, sums->sum[k]);
   }
-#pragma unroll
-  for (int k = 0; k < kTilesOfLane; ++k) add<kIn, kScaled>(x[k], scale, sums->sum[k]);
 }
 
 template <DType kOut>
-__device__ __forceinline__ void store_sums(void* dst, uint64_t tile, uint32_t m, const Sums& sums, int lane) {
+__device__ __forceinline__ void store_sums(void* dst, uint64_t tile, uint32_t m, const LaneSums& sums, int lane) {
   Bits<kOut>* to = static_cast<Bits<kOut>*>(dst) + tile * kTileValues;
 #pragma unroll
-  for (int k = 0; k < kTilesOfLane; ++k) {
+  for (int k = 0; k < kRuns; ++k) {
     const uint32_t i = 256 * k + 8 * lane;
     Eight<Bits<kOut>> x;
 #pragma unroll
@@ -164,10 +209,10 @@ __device__ __forceinline__ void store_sums(void* dst, uint64_t tile, uint32_t m,
   }
 }
 
-__device__ __forceinline__ void finish(const SumLaunch& launch, uint64_t tile, uint32_t m, Sums* sums, int lane) {
+__device__ __forceinline__ void finish(const SumLaunch& launch, uint64_t tile, uint32_t m, LaneSums* sums, int lane) {
   if (launch.divisor != 1) {
 #pragma unroll
-    for (int k = 0; k < kTilesOfLane; ++k) {
+    for (int k = 0; k < kRuns; ++k) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) sums->sum[k][j] = __fdiv_rn(sums->sum[k][j], launch.divisor);
     }
@@ -181,14 +226,22 @@ __device__ __forceinline__ void finish(const SumLaunch& launch, uint64_t tile, u
   }
 }
 
+// Shared memory, in front of the plans.
+template <bool kCoded>
+struct SharedSpace {
+  WarpSpace warps[kCoded ? kWarps : 1];
+  Source sources[kBatch];
+};
+
 // `parts` blocks share a group.
 template <DType kIn, bool kScaled>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     sum_kernel(const __grid_constant__ SumLaunch launch, int parts) {
   constexpr bool kCoded = kIn == DType::bf16;
-  __shared__ Source sources[kBatch];
-  __shared__ WarpSpace spaces[kCoded ? kWarps : 1];
-  extern __shared__ __align__(16) TilePlan plans[];  // kGroupTiles for each of a batch
+  extern __shared__ __align__(16) uint8_t shared[];
+  SharedSpace<kCoded>& space = *reinterpret_cast<SharedSpace<kCoded>*>(shared);
+  Source* sources = space.sources;
+  TilePlan* plans = reinterpret_cast<TilePlan*>(shared + sizeof(space));  // kGroupTiles for each of a batch
 
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const uint64_t g = blockIdx.x / parts;
@@ -200,9 +253,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     const uint32_t in_group = first_in_group + round + warp;
     const uint64_t tile = g * kGroupTiles + in_group;
     const uint32_t m = tile < tiles ? static_cast<uint32_t>(values_in_tile(launch.count, tile)) : 0;
-    Sums sums;
+    LaneSums sums;
 #pragma unroll
-    for (int k = 0; k < kTilesOfLane; ++k) {
+    for (int k = 0; k < kRuns; ++k) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) sums.sum[k][j] = -0.0f;
     }
@@ -218,28 +271,38 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
       if (m == 0) continue;
 
       const auto find = [&](int i) { return find_tile(sources[i].place, plans[i * kGroupTiles + in_group]); };
-      // The next coded tile is on its way while one is added.
-      LaneInput next = {};
-      if (kCoded && sources[0].kind == Kind::coded) next = load_tile(find(0), m, lane);
+      const auto stage = [&](int i) {
+        if constexpr (kCoded) {
+          if (i < n && sources[i].kind == Kind::coded) stage_tile(find(i), m, &space.warps[warp].staged[i % 2], lane);
+          __pipeline_commit();
+        }
+      };
+      __syncwarp();  // what was staged before has been read
+      stage(0);
 #pragma unroll 1
       for (int i = 0; i < n; ++i) {
-        const LaneInput in = next;
-        if (kCoded && i + 1 < n && sources[i + 1].kind == Kind::coded) next = load_tile(find(i + 1), m, lane);
+        __pipeline_wait_prior(0);
+        __syncwarp();
+        stage(i + 1);
         if (sources[i].kind == Kind::values) {
           add_values<kIn, kScaled>(sources[i].values, tile, m, launch.scale, lane, &sums);
         }
         if constexpr (kCoded) {
-          if (sources[i].kind == Kind::coded) {
-            const bool good = decode_tile(find(i), in, m, &spaces[warp], lane, [&](int k, uint4 v) {
-              add<kIn, kScaled>(halves(v), launch.scale, sums.sum[k]);
-            });
-            if (!good && lane == 0) report(launch.status + first + i, Status::bad_escapes);
-          }
+          if (sources[i].kind != Kind::coded) continue;
+          const Tile t = find(i);
+          const Staged& staged = space.warps[warp].staged[i % 2];
+          const StagedUnit unit = {reinterpret_cast<const uint8_t*>(staged.unit), static_cast<uint32_t>(align_up(m)),
+                                   lane};
+          const uint8_t* dynamic = reinterpret_cast<const uint8_t*>(staged.dynamic) + misalignment(t.dynamic);
+          const bool good = decode_tile(t, unit, dynamic, m, &space.warps[warp].exponents, lane,
+                                        [&](int k, uint4 v) { add<kScaled>(v, launch.scale, sums.sum[k]); });
+          if (!good && lane == 0) report(launch.status + first + i, Status::bad_escapes);
         }
       }
     }
     if (m != 0) finish(launch, tile, m, &sums, lane);
   }
+  wait_for_previous();
 }
 
 template <DType kIn>
@@ -250,16 +313,14 @@ cudaError_t launch_sum(const SumLaunch& launch, cudaStream_t stream) {
   const uint64_t groups = group_count(launch.count);
   const int parts = groups >= kManyGroups * processors ? 1 : static_cast<int>(kGroupTiles) / kWarps;
   const unsigned blocks = static_cast<unsigned>(groups * parts);
-  const size_t shared = sizeof(TilePlan) * kGroupTiles *
-                        (kIn != DType::bf16  ? 0
-                         : launch.n < kBatch ? launch.n
-                                             : kBatch);
-  if (launch.scale == 1) {
-    sum_kernel<kIn, false><<<blocks, kThreads, shared, stream>>>(launch, parts);
-  } else {
-    sum_kernel<kIn, true><<<blocks, kThreads, shared, stream>>>(launch, parts);
-  }
-  return cudaGetLastError();
+  constexpr bool kCoded = kIn == DType::bf16;
+  const int planned = !kCoded ? 0 : launch.n < kBatch ? launch.n : kBatch;
+  const size_t shared = sizeof(SharedSpace<kCoded>) + sizeof(TilePlan) * kGroupTiles * planned;
+  const auto kernel = launch.scale == 1 ? sum_kernel<kIn, false> : sum_kernel<kIn, true>;
+  const cudaError_t error_shared =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  if (error_shared != cudaSuccess) return error_shared;
+  return launch_behind(kernel, blocks, 1, kThreads, shared, stream, launch, parts);
 }
 
 bool aligned(const void* p, uint64_t a) { return reinterpret_cast<uintptr_t>(p) % a == 0; }
@@ -267,7 +328,7 @@ bool aligned(const void* p, uint64_t a) { return reinterpret_cast<uintptr_t>(p) 
 }  // namespace
 
 Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOptions& options, void* dst,
-                  int32_t* device_status, void* stream) {
+                  int32_t* device_status, void* scratch, void* stream) {
   if (inputs == nullptr || n < 1 || count > kMaxCount || device_status == nullptr ||
       !can_sum(options.in, options.out)) {
     return Status::bad_argument;
@@ -276,6 +337,7 @@ Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOption
   if (count != 0 && (dst == nullptr || !aligned(dst, dtype_bytes(static_cast<uint8_t>(options.out))))) {
     return Status::bad_argument;
   }
+  if (scratch == nullptr || !aligned(scratch, 16)) return Status::bad_argument;
   if (n > kMostSumInputs || kGroupTiles * group_count(count) > kMostBlocks) return Status::unsupported;
 
   SumLaunch launch = {};
@@ -287,6 +349,7 @@ Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOption
   launch.count = count;
   launch.status = device_status;
   launch.n = n;
+  uint64_t most_available = 0;
   for (int i = 0; i < n; ++i) {
     const SumInput& input = inputs[i];
     const bool needed = input.is_frame || count != 0;
@@ -295,8 +358,11 @@ Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOption
     }
     launch.data[i] = input.data;
     launch.available[i] = input.available;
+    if (input.is_frame && input.available > most_available) most_available = input.available;
     if (input.is_frame) launch.is_frame[i / 32] |= 1u << i % 32;
   }
+
+  launch.sums = {static_cast<uint64_t*>(scratch), sums_per_job(n, most_available)};
 
   const cudaStream_t cuda_stream = static_cast<cudaStream_t>(stream);
   if (launch_check_frames(launch, cuda_stream) != cudaSuccess) return Status::device_error;

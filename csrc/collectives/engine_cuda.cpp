@@ -14,7 +14,7 @@ class CudaEngine : public Engine {
  public:
   explicit CudaEngine(at::Device device) : device_(device) {}
 
-  at::Tensor empty(int64_t n, at::ScalarType type) const override {
+  at::Tensor empty(int64_t n, at::ScalarType type) override {
     return at::empty({n}, at::TensorOptions(type).device(device_));
   }
 
@@ -42,7 +42,10 @@ class CudaEngine : public Engine {
     }
     int n = static_cast<int>(list.size());
     auto statuses = empty(n, at::kInt);
-    check(cuda::decode(list.data(), n, dtype, statuses.mutable_data_ptr<int32_t>(), stream()), what);
+    auto scratch = decode_scratch();
+    check(
+        cuda::decode(list.data(), n, dtype, statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(), stream()),
+        what);
     statuses_.push_back(statuses);
   }
 
@@ -55,8 +58,9 @@ class CudaEngine : public Engine {
     }
     int n = static_cast<int>(inputs.size());
     auto statuses = empty(n, at::kInt);
+    auto scratch = decode_scratch();
     check(cuda::decode_sum(inputs.data(), n, dst.numel(), options, dst.mutable_data_ptr(),
-                           statuses.mutable_data_ptr<int32_t>(), stream()),
+                           statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(), stream()),
           what);
     statuses_.push_back(statuses);
   }
@@ -82,6 +86,7 @@ class CudaEngine : public Engine {
   }
 
  private:
+  at::Tensor decode_scratch() const { return empty(static_cast<int64_t>(cuda::decode_scratch_bytes()), at::kByte); }
   void* stream() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
 
   at::Device device_;

@@ -1,200 +1,8 @@
 // The CUDA codec against the CPU codec: same bytes both ways, and corrupt frames refused. Needs a GPU, no torch.
 // tests/cuda/run.sh builds and runs it; with --quick it keeps to sizes that suit compute-sanitizer.
-#include <cuda_runtime.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "codec/codec.h"
+#include "support.h"
 
 namespace {
-
-using zipccl::Code;
-using zipccl::DecodeJob;
-using zipccl::DType;
-using zipccl::EncodeJob;
-using zipccl::FrameHeader;
-using zipccl::FrameLayout;
-using zipccl::FrameOptions;
-using zipccl::Status;
-using Bytes = std::vector<uint8_t>;
-
-int checks = 0, failures = 0;
-
-void check(bool good, const std::string& what) {
-  ++checks;
-  if (good) return;
-  if (++failures <= 20) std::printf("FAILED: %s\n", what.c_str());
-}
-
-void cuda_check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::printf("FAILED: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-#define CUDA(call) cuda_check(call, #call)
-
-// ---- Memory ---------------------------------------------------------------------------------------------------
-
-constexpr uint8_t kCanary = 0xA5;
-constexpr size_t kGuard = 256;
-
-// Device memory of exactly the size asked for, so that compute-sanitizer sees every byte beyond it, or, guarded, with
-// canaries on both sides. `shift` bytes off the alignment of cudaMalloc.
-class Device {
- public:
-  explicit Device(size_t bytes, size_t shift = 0, bool guarded = false)
-      : bytes_(bytes), before_(shift + (guarded ? kGuard : 0)), total_(before_ + bytes + (guarded ? kGuard : 0)) {
-    CUDA(cudaMalloc(&base_, std::max<size_t>(total_, 1)));
-    CUDA(cudaMemset(base_, kCanary, std::max<size_t>(total_, 1)));
-  }
-  explicit Device(const Bytes& from, size_t shift = 0) : Device(from.size(), shift) { set(from); }
-  Device(const Device&) = delete;
-  Device(Device&& other) noexcept
-      : base_(other.base_), bytes_(other.bytes_), before_(other.before_), total_(other.total_) {
-    other.base_ = nullptr;
-  }
-  ~Device() { cudaFree(base_); }
-
-  uint8_t* get() const { return base_ + before_; }
-  void set(const Bytes& from) { CUDA(cudaMemcpy(get(), from.data(), from.size(), cudaMemcpyHostToDevice)); }
-  Bytes bytes(size_t n) const {
-    Bytes to(n);
-    CUDA(cudaMemcpy(to.data(), get(), n, cudaMemcpyDeviceToHost));
-    return to;
-  }
-  Bytes bytes() const { return bytes(bytes_); }
-  bool guards_intact() const {
-    Bytes all(total_);
-    CUDA(cudaMemcpy(all.data(), base_, total_, cudaMemcpyDeviceToHost));
-    const auto intact = [](uint8_t b) { return b == kCanary; };
-    return std::all_of(all.begin(), all.begin() + before_, intact) &&
-           std::all_of(all.begin() + before_ + bytes_, all.end(), intact);
-  }
-
- private:
-  uint8_t* base_ = nullptr;
-  size_t bytes_, before_, total_;
-};
-
-// ---- Data -----------------------------------------------------------------------------------------------------
-
-std::mt19937_64 random_bits(20240607);
-
-uint16_t bf16_of(float f) {
-  uint32_t u;
-  std::memcpy(&u, &f, sizeof(u));
-  return static_cast<uint16_t>(u >> 16);
-}
-
-using Values = std::vector<uint16_t>;
-
-Values normal_values(size_t n, float scale) {
-  std::normal_distribution<float> normal(0, scale);
-  Values v(n);
-  for (auto& x : v) x = bf16_of(normal(random_bits));
-  return v;
-}
-
-// One tile after another of every kind, so that units and dynamic bytes of all sizes meet in a group.
-Values mixed_values(size_t n) {
-  Values v = normal_values(n, 1e-2f);
-  for (size_t begin = 0; begin < n; begin += zipccl::kTileValues) {
-    const size_t end = std::min<size_t>(n, begin + zipccl::kTileValues);
-    const uint64_t kind = random_bits() % 6;
-    const uint64_t one_in = 1 + random_bits() % 8;  // around one in 1.6 a window stops paying
-    const uint16_t constant = static_cast<uint16_t>(random_bits());
-    for (size_t i = begin; i < end; ++i) {
-      if (kind == 0) v[i] = constant;
-      if (kind == 1) v[i] = static_cast<uint16_t>(random_bits());
-      if (kind == 2 && random_bits() % one_in == 0) v[i] = static_cast<uint16_t>(random_bits());
-      if (kind == 3 && random_bits() % 8 < 5) v[i] = static_cast<uint16_t>(random_bits());
-    }
-    if (kind == 4) v[begin + random_bits() % (end - begin)] ^= 1;  // all but constant, when the rest is
-  }
-  return v;
-}
-
-// Exponents at both ends of the range, where the candidate windows coincide.
-Values extreme_values(size_t n) {
-  Values v(n);
-  for (size_t i = 0; i < n; ++i) {
-    const uint32_t tile = static_cast<uint32_t>(i / zipccl::kTileValues);
-    const uint32_t near = tile % 2 ? 255 - tile / 2 % 12 : tile / 2 % 12;
-    const uint32_t e = (near + random_bits() % 6) % 256;
-    v[i] = static_cast<uint16_t>((random_bits() & 0x807F) | e << 7);
-  }
-  return v;
-}
-
-Values almost_constant_values(size_t n) {
-  Values v(n, 0x7FC1);  // a NaN with a payload
-  for (size_t begin = 0; begin < n; begin += 2 * zipccl::kTileValues) {
-    const size_t end = std::min<size_t>(n, begin + zipccl::kTileValues);
-    v[begin + random_bits() % (end - begin)] = 0x8000;
-  }
-  return v;
-}
-
-struct Pattern {
-  const char* name;
-  Values (*make)(size_t);
-};
-const Pattern kPatterns[] = {
-    {"normal", [](size_t n) { return normal_values(n, 2e-3f); }},
-    {"random bits",
-     [](size_t n) {
-       Values v(n);
-       for (auto& x : v) x = static_cast<uint16_t>(random_bits());
-       return v;
-     }},
-    {"every pattern",
-     [](size_t n) {
-       Values v(n);
-       for (size_t i = 0; i < n; ++i) v[i] = static_cast<uint16_t>(i);
-       return v;
-     }},
-    {"zeros", [](size_t n) { return Values(n, 0); }},
-    {"almost constant", almost_constant_values},
-    {"mixed", mixed_values},
-    {"extreme", extreme_values},
-};
-
-Bytes bytes_of(const Values& v) {
-  Bytes b(2 * v.size());
-  std::memcpy(b.data(), v.data(), b.size());
-  return b;
-}
-
-Bytes random_bytes(size_t n) {
-  Bytes b(n);
-  for (auto& x : b) x = static_cast<uint8_t>(random_bits());
-  return b;
-}
-
-// ---- The two codecs -------------------------------------------------------------------------------------------
-
-uint64_t value_bytes(DType dtype) { return zipccl::dtype_bytes(static_cast<uint8_t>(dtype)); }
-
-Bytes cpu_encode(const Bytes& src, const FrameOptions& options) {
-  const uint64_t count = src.size() / value_bytes(options.dtype);
-  Bytes frame(zipccl::frame_bound(options, count));
-  uint64_t written = 0;
-  const Status s = zipccl::encode(src.data(), count, options, frame.data(), frame.size(), &written);
-  check(s == Status::ok, "CPU encode");
-  frame.resize(written);
-  return frame;
-}
-
-Status cpu_decode(const Bytes& frame, DType dtype, uint64_t count, Bytes* dst) {
-  dst->assign(count * value_bytes(dtype), 0);
-  return zipccl::decode(frame.data(), frame.size(), dtype, count, dst->data());
-}
 
 // Frames of several tensors by one CUDA call.
 std::vector<Bytes> cuda_encode(const std::vector<Bytes>& tensors, const FrameOptions& options, size_t shift,
@@ -244,8 +52,9 @@ std::vector<Decoded> cuda_decode(const std::vector<Bytes>& frames, const std::ve
     jobs.push_back({src.back().get(), frames[i].size(), dst.back().get(), counts[i]});
   }
   const int n = static_cast<int>(jobs.size());
-  Device status(sizeof(int32_t) * n);
-  const Status s = zipccl::cuda::decode(jobs.data(), n, dtype, reinterpret_cast<int32_t*>(status.get()), nullptr);
+  Device status(sizeof(int32_t) * n), scratch(zipccl::cuda::decode_scratch_bytes());
+  const Status s =
+      zipccl::cuda::decode(jobs.data(), n, dtype, reinterpret_cast<int32_t*>(status.get()), scratch.get(), nullptr);
   check(s == Status::ok, what + ": CUDA decode: " + zipccl::status_text(s));
   CUDA(cudaDeviceSynchronize());
 
@@ -339,18 +148,6 @@ void test_raw() {
   }
 }
 
-void seal(Bytes* frame) {
-  alignas(FrameHeader) uint32_t words[zipccl::kHeaderBytes / 4];
-  std::memcpy(words, frame->data(), sizeof(words));
-  words[15] = zipccl::header_check(*reinterpret_cast<const FrameHeader*>(words));
-  std::memcpy(frame->data(), words, sizeof(words));
-}
-
-void flip_bit(Bytes* frame, size_t begin, size_t end) {
-  const size_t bit = 8 * begin + random_bits() % (8 * (end - begin));
-  (*frame)[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
-}
-
 // The CUDA decoder must refuse what the CPU decoder refuses, take what it takes, and then give the same values.
 void check_same_outcome(const std::vector<Bytes>& frames, uint64_t count, DType dtype, bool same_status,
                         const std::string& what) {
@@ -426,6 +223,7 @@ void test_graph() {
   Device src(2 * count), frame(zipccl::frame_bound(options, count)), dst(2 * count), status(sizeof(int32_t));
   const EncodeJob encode = {src.get(), count, frame.get()};
   Device scratch(zipccl::cuda::encode_scratch_bytes(&encode, 1, options));
+  Device decode_scratch(zipccl::cuda::decode_scratch_bytes());
   const DecodeJob decode = {frame.get(), zipccl::frame_bound(options, count), dst.get(), count};
   cudaStream_t stream;
   cudaGraph_t graph;
@@ -433,7 +231,8 @@ void test_graph() {
   CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
   check(zipccl::cuda::encode(&encode, 1, options, scratch.get(), nullptr, stream) == Status::ok, "captured encode");
-  check(zipccl::cuda::decode(&decode, 1, DType::bf16, reinterpret_cast<int32_t*>(status.get()), stream) == Status::ok,
+  check(zipccl::cuda::decode(&decode, 1, DType::bf16, reinterpret_cast<int32_t*>(status.get()), decode_scratch.get(),
+                             stream) == Status::ok,
         "captured decode");
   CUDA(cudaStreamEndCapture(stream, &graph));
   CUDA(cudaGraphInstantiate(&exec, graph, 0));
@@ -457,7 +256,9 @@ void test_arguments() {
   const auto encode = [&](EncodeJob job, FrameOptions o, void* scratch) {
     return zipccl::cuda::encode(&job, 1, o, scratch, nullptr, nullptr);
   };
-  const auto decode = [&](DecodeJob job) { return zipccl::cuda::decode(&job, 1, DType::bf16, status, nullptr); };
+  const auto decode = [&](DecodeJob job) {
+    return zipccl::cuda::decode(&job, 1, DType::bf16, status, memory.get(), nullptr);
+  };
   uint8_t* p = memory.get();
   FrameOptions unknown = options;
   unknown.dtype = static_cast<DType>(99);
@@ -471,7 +272,7 @@ void test_arguments() {
   check(decode({p, 64, p + 1, 1}) == Status::bad_argument, "misaligned values to decode");
   check(decode({p, 64, nullptr, 1}) == Status::bad_argument, "no place for the values");
   check(zipccl::cuda::encode(nullptr, 0, options, nullptr, nullptr, nullptr) == Status::ok, "no jobs");
-  check(zipccl::cuda::decode(nullptr, 0, DType::bf16, nullptr, nullptr) == Status::ok, "no jobs");
+  check(zipccl::cuda::decode(nullptr, 0, DType::bf16, nullptr, nullptr, nullptr) == Status::ok, "no jobs");
 }
 
 }  // namespace

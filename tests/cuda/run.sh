@@ -1,22 +1,28 @@
 #!/bin/sh
-# Builds and runs the CUDA codec's test without torch, then once more under compute-sanitizer where that exists.
+# Builds and runs the CUDA codec's tests without torch, then once more under compute-sanitizer where that exists.
 #   tests/cuda/run.sh [build directory]       ARCH=sm_90 chooses the architecture, default that of this machine's GPU
 set -eu
 cd "$(dirname "$0")/../.."
 out=${1:-build/cuda_test}
-mkdir -p "$out"
-rm -f "$out"/*.o
+mkdir -p "$out/tests"
+rm -f "$out"/*.o "$out"/tests/*.o
 flags="-std=c++17 -O3 -arch=${ARCH:-native} -DZIPCCL_WITH_CUDA -Icsrc"
+tests="codec_cuda_test sum_cuda_test"
 for f in csrc/codec/*.cpp csrc/codec/*.cu; do
   nvcc $flags -c "$f" -o "$out/$(basename "$f").o" &
 done
-nvcc $flags -c tests/cuda/codec_cuda_test.cu -o "$out/codec_cuda_test.cu.o" &
+for t in $tests; do
+  nvcc $flags -c "tests/cuda/$t.cu" -o "$out/tests/$t.o" &
+done
 wait
-nvcc -arch="${ARCH:-native}" "$out"/*.o -o "$out/codec_cuda_test"
-"$out/codec_cuda_test"
-if command -v compute-sanitizer >/dev/null; then
-  for tool in memcheck racecheck synccheck; do
-    echo "compute-sanitizer $tool"
-    compute-sanitizer --tool "$tool" --error-exitcode 1 "$out/codec_cuda_test" --quick
+for t in $tests; do
+  nvcc -arch="${ARCH:-native}" "$out"/*.o "$out/tests/$t.o" -o "$out/$t"
+  "$out/$t"
+done
+command -v compute-sanitizer >/dev/null || exit 0
+for tool in memcheck racecheck synccheck; do
+  for t in $tests; do
+    echo "compute-sanitizer $tool $t"
+    compute-sanitizer --tool "$tool" --error-exitcode 1 "$out/$t" --quick
   done
-fi
+done
