@@ -100,7 +100,7 @@ def test_a_damaged_frame_on_the_gpu(how, cause):
     inner.cuda.reply("_allgather_base", [torch.tensor([f.numel() for f in frames])])
     inner.cuda.reply("_allgather_base", [pad(frames)])
     out = torch.empty(2 * COUNT, dtype=torch.bfloat16, device="cuda")
-    with pytest.raises(zipccl.FrameError, match=rf"_ALLGATHER_BASE.*rank 0 of 2.*frame from rank 1: .*{cause}"):
+    with pytest.raises(zipccl.FrameError, match=rf"all_gather.*rank 0 of 2.*frame from rank 1: .*{cause}"):
         inner.backend._allgather_base(out, shard(0).cuda()).wait()
         assert how != "payload"
         torch.cuda.synchronize()

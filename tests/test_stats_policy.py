@@ -117,8 +117,22 @@ def test_times_overrule_the_model():
 def test_a_wrong_raw_is_found_out():
     """The model says raw, though not by much; trying zip once in a while shows that it is better."""
     s = switcher(bytes_per_s=3.9 * GB)
-    made = calls(s, 600, {"raw": 0.1, "zip": 0.02})
+    made = calls(s, 300, {"raw": 0.1, "zip": 0.02})
     assert made[0] == "raw" and made[-20:].count("zip") >= 19
+
+
+def test_a_trial_settles_it_early():
+    """After the first few calls times decide, whatever the model said."""
+    s = switcher(bytes_per_s=3 * GB)
+    made = calls(s, 40, {"raw": 0.1, "zip": 0.14})
+    assert set(made[: _C.trial_calls]) == {"raw", "zip"}
+    assert set(made[_C.trial_calls :]) == {"raw"}
+
+
+def test_conditions_that_change_are_noticed():
+    s = switcher(bytes_per_s=3 * GB)
+    assert calls(s, 200, {"raw": 0.1, "zip": 0.14})[-1] == "raw"
+    assert calls(s, 800, {"raw": 1.0, "zip": 0.7})[-50:].count("zip") >= 49
 
 
 def test_near_ties_do_not_flutter():
@@ -129,7 +143,7 @@ def test_near_ties_do_not_flutter():
         made += calls(s, 1, {"raw": 0.1 * rng.uniform(0.99, 1.01), "zip": 0.0975 * rng.uniform(0.99, 1.01)})
     changes = sum(a != b for a, b in zip(made, made[1:], strict=False))
     tried = 2 * (len(made) // _C.explore_every)
-    assert changes <= tried + 2
+    assert changes <= _C.trial_calls + tried + 2
 
 
 def test_hopeless_choices_are_never_tried():

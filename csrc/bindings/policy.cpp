@@ -86,6 +86,7 @@ void bind_policy(py::module_& m) {
       .def_property_readonly("measured", &Switcher::measured)
       .def("ratio", [](const Switcher& s, const std::string& op) { return s.ratio(parse_op(op)); });
 
+  m.attr("trial_calls") = Switcher::kTrial;
   m.attr("agree_every") = Switcher::kAgreeEvery;
   m.attr("explore_every") = Switcher::kExploreEvery;
   m.def(

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "transport/scratch.h"
 
 namespace zipccl {
 
@@ -28,7 +29,10 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  virtual at::Tensor empty(int64_t n, at::ScalarType type) const = 0;
+  virtual at::Tensor empty(int64_t n, at::ScalarType type) = 0;
+
+  // Bytes held for scratch between calls, outside of torch's caching allocators.
+  virtual uint64_t scratch_bytes() const { return 0; }
 
   // Encodes src[i] (contiguous, one dtype) into frames[i] (uint8, at least frame_bound()); sizes[i] gets its bytes.
   virtual void encode(const std::vector<at::Tensor>& src, const FrameOptions& options,
@@ -59,7 +63,7 @@ class Engine {
   virtual Pending take_statuses() { return {}; }
 };
 
-std::unique_ptr<Engine> make_cpu_engine();
+std::unique_ptr<Engine> make_cpu_engine(ScratchPool pool = {});
 #ifdef ZIPCCL_WITH_CUDA
 std::unique_ptr<Engine> make_cuda_engine(at::Device device);
 #endif

@@ -2,6 +2,7 @@
 
 #include "collectives/engine.h"
 #include "collectives/error.h"
+#include "transport/scratch.h"
 
 namespace zipccl {
 
@@ -36,7 +37,9 @@ constexpr TypeRow kTypes[] = {
 
 class CpuEngine : public Engine {
  public:
-  at::Tensor empty(int64_t n, at::ScalarType type) const override { return at::empty({n}, at::TensorOptions(type)); }
+  explicit CpuEngine(ScratchPool pool) : pool_(std::move(pool)) {}
+
+  at::Tensor empty(int64_t n, at::ScalarType type) override { return pool_.empty(n, type); }
 
   void encode(const std::vector<at::Tensor>& src, const FrameOptions& options, const std::vector<at::Tensor>& frames,
               at::Tensor sizes) override {
@@ -73,6 +76,11 @@ class CpuEngine : public Engine {
     const int64_t* p = values.const_data_ptr<int64_t>();
     return {p, p + values.numel()};
   }
+
+  uint64_t scratch_bytes() const override { return pool_.usage().held; }
+
+ private:
+  ScratchPool pool_;
 };
 }  // namespace
 
@@ -91,6 +99,6 @@ at::ScalarType scalar_type(DType dtype) {
   throw Error("zipccl: unknown dtype in a frame");
 }
 
-std::unique_ptr<Engine> make_cpu_engine() { return std::make_unique<CpuEngine>(); }
+std::unique_ptr<Engine> make_cpu_engine(ScratchPool pool) { return std::make_unique<CpuEngine>(std::move(pool)); }
 
 }  // namespace zipccl

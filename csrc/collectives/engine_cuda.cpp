@@ -86,7 +86,7 @@ class CudaEngine : public Engine {
   }
 
  private:
-  at::Tensor decode_scratch() const { return empty(static_cast<int64_t>(cuda::decode_scratch_bytes()), at::kByte); }
+  at::Tensor decode_scratch() { return empty(static_cast<int64_t>(cuda::decode_scratch_bytes()), at::kByte); }
   void* stream() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
 
   at::Device device_;

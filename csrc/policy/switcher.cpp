@@ -10,7 +10,7 @@ namespace {
 constexpr double kMargin = 1.03;
 // Leave the current choice only for one that is this much better.
 constexpr double kHysteresis = 1.05;
-// Try another choice only where it is not expected to be this much worse.
+// Try a choice only where it is not expected to be this much worse than the best.
 constexpr double kHopeless = 1.5;
 constexpr double kNewest = 0.5;  // weight of the newest agreement
 
@@ -97,32 +97,41 @@ Decision Switcher::explain(Op op, int world, uint64_t bytes, const Choices& allo
   return settle(op, world, bytes, allowed, c ? *c : Class{});
 }
 
+Switcher::Choices Switcher::promising(Op op, int world, uint64_t bytes, const Choices& allowed, const Class& c) const {
+  const auto t = expected(op, world, bytes, &c);
+  double best = 0;
+  for (int k = 0; k < kChoiceCount; ++k)
+    if (allowed[k]) best = best > 0 ? std::min(best, t[k]) : t[k];
+  Choices chosen{};
+  for (int k = 0; k < kChoiceCount; ++k) chosen[k] = allowed[k] && t[k] <= best * kHopeless;
+  return chosen;
+}
+
 Decision Switcher::decide(Op op, int world, uint64_t bytes, const Choices& allowed) {
   Class& c = classes_[key(op, bytes)];
   Decision d = settle(op, world, bytes, allowed, c);
   c.current = d.choice;
   c.decided = true;
-  if (++c.calls % kExploreEvery != 0) return d;
-  // Try what was never timed or could be mistaken, the next choice in turn.
-  const auto t = expected(op, world, bytes, &c);
-  const double best = t[static_cast<int>(d.choice)];
-  for (int step = 1; step < kChoiceCount; ++step) {
-    const int k = (static_cast<int>(c.calls / kExploreEvery) + step) % kChoiceCount;
-    if (k == static_cast<int>(d.choice) || !allowed[k] || t[k] >= best * kHopeless) continue;
-    d.reason = std::string("trying ") + name(static_cast<Choice>(k)) + "; " + d.reason;
-    d.choice = static_cast<Choice>(k);
-    break;
-  }
+  const uint64_t call = c.calls++;
+  const bool trial = call < kTrial, exploring = c.calls % kExploreEvery == 0;
+  if (!trial && !exploring) return d;
+  const Choices chosen = promising(op, world, bytes, allowed, c);
+  // In turn, from the choice that looks best: call 0 is that one, and exploring begins with the next.
+  const int turns = static_cast<int>(trial ? call : 1 + c.calls / kExploreEvery % (kChoiceCount - 1));
+  int k = static_cast<int>(d.choice);
+  for (int turn = 0; turn < turns; ++turn) do
+      k = (k + 1) % kChoiceCount;
+    while (!chosen[k]);
+  if (k == static_cast<int>(d.choice)) return d;
+  d.choice = static_cast<Choice>(k);
+  d.reason = std::string("trying ") + name(d.choice) + "; " + d.reason;
   return d;
 }
 
 void Switcher::record(Op op, uint64_t bytes, Choice choice, double seconds, uint64_t raw_bytes, uint64_t wire_bytes) {
   Class& c = classes_[key(op, bytes)];
-  if (seconds > 0) {
-    Mean& mean = c.seconds[static_cast<int>(choice)];
-    mean.sum += seconds;
-    ++mean.n;
-  }
+  double& fastest = c.fastest[static_cast<int>(choice)];
+  if (seconds > 0 && (fastest <= 0 || seconds < fastest)) fastest = seconds;
   if (raw_bytes > 0) {
     c.ratio.sum += std::min(static_cast<double>(wire_bytes) / static_cast<double>(raw_bytes), 1.5);
     ++c.ratio.n;
@@ -131,14 +140,14 @@ void Switcher::record(Op op, uint64_t bytes, Choice choice, double seconds, uint
 
 bool Switcher::wants_agreement(Op op, uint64_t bytes) const {
   const Class* c = find(op, bytes);
-  return c && c->calls > 0 && c->calls % kAgreeEvery == 0;
+  return c && (c->calls == kTrial || (c->calls > 0 && c->calls % kAgreeEvery == 0));
 }
 
 Switcher::Seen Switcher::seen(Op op, uint64_t bytes) const {
   Seen s;
   const Class* c = find(op, bytes);
   if (!c) return s;
-  for (int i = 0; i < kChoiceCount; ++i) s.seconds[i] = c->seconds[i].value();
+  s.seconds = c->fastest;
   s.ratio = c->ratio.value();
   return s;
 }
@@ -147,7 +156,7 @@ void Switcher::agree(Op op, uint64_t bytes, const Seen& largest) {
   Class& c = classes_[key(op, bytes)];
   for (int i = 0; i < kChoiceCount; ++i) c.agreed[i] = blend(c.agreed[i], largest.seconds[i]);
   if (largest.ratio > 0) ratio_[op] = blend(ratio_.count(op) ? ratio_[op] : 0, largest.ratio);
-  c.seconds = {};
+  c.fastest = {};
   c.ratio = {};
 }
 

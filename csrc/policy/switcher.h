@@ -3,11 +3,12 @@
 // Rule: a decision is a function of values every rank holds alike (the options, the call's sizes, measurements that
 // were all-reduced), applied in the same order on every rank. The switcher never looks at a clock or at data. No torch.
 //
-// A model of link and codec, measured once, gives the first decision of a size class (sizes within a factor of two).
-// From then on real calls are seen: seconds and sizes. Each rank sees its own, so they count only once they are agreed:
-// every kAgreeEvery calls of a class, wants_agreement() asks the caller to all-reduce the values of seen() with MAX and
-// to hand the result to agree(). Choices change only by a clear margin (hysteresis). The choice not taken is tried once
-// in kExploreEvery calls where it has a chance.
+// A model of link and codec, measured once, tells which choices have a chance in a size class (sizes within a factor of
+// two). Where more than one has, the first kTrial calls take them in turn; real calls say more than a model can. From
+// then on calls are seen: seconds and sizes. Each rank sees its own, so they count only once they are agreed: after the
+// trial and then every kAgreeEvery calls of a class, wants_agreement() asks the caller to all-reduce the values of
+// seen() with MAX and to hand the result to agree(). Choices change only by a clear margin (hysteresis). A choice not
+// taken is tried again once in kExploreEvery calls.
 #pragma once
 
 #include <array>
@@ -56,13 +57,14 @@ class Switcher {
   void record(Op op, uint64_t bytes, Choice choice, double seconds, uint64_t raw_bytes, uint64_t wire_bytes);
 
   struct Seen {
-    std::array<double, kChoiceCount> seconds{};  // means since the last agreement; 0: none
-    double ratio = 0;                            // 0: no zipped call
+    std::array<double, kChoiceCount> seconds{};  // of the fastest call since the last agreement; 0: none
+    double ratio = 0;                            // mean since then; 0: no zipped call
   };
   bool wants_agreement(Op op, uint64_t bytes) const;
   Seen seen(Op op, uint64_t bytes) const;
   void agree(Op op, uint64_t bytes, const Seen& largest);
 
+  static constexpr int kTrial = 6;
   static constexpr int kAgreeEvery = 32;
   static constexpr int kExploreEvery = 64;
 
@@ -76,7 +78,7 @@ class Switcher {
     uint64_t calls = 0;
     bool decided = false;
     Choice current = Choice::raw;
-    std::array<Mean, kChoiceCount> seconds;  // this rank's, since the last agreement
+    std::array<double, kChoiceCount> fastest{};  // this rank's, since the last agreement; 0: none
     Mean ratio;
     std::array<double, kChoiceCount> agreed{};
   };
@@ -85,6 +87,8 @@ class Switcher {
   const Class* find(Op op, uint64_t bytes) const;
   // Seconds of each choice: agreed where known, else the model's, scaled by how far it was off for the others.
   std::array<double, kChoiceCount> expected(Op op, int world, uint64_t bytes, const Class* c) const;
+  // Choices that are not expected to be far worse than the best one.
+  Choices promising(Op op, int world, uint64_t bytes, const Choices& allowed, const Class& c) const;
   Decision settle(Op op, int world, uint64_t bytes, const Choices& allowed, const Class& c) const;
 
   bool measured_ = false;

@@ -44,9 +44,12 @@ void Messages::all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tens
   std::vector<int64_t> send_bytes, receive_bytes;
   for (const at::Tensor& t : sends) send_bytes.push_back(t.numel());
   for (const at::Tensor& t : receives) receive_bytes.push_back(t.numel());
-  at::Tensor sent = at::cat(sends);
-  at::Tensor received =
-      at::empty({std::accumulate(receive_bytes.begin(), receive_bytes.end(), int64_t{0})}, sent.options());
+  auto total = [](const std::vector<int64_t>& sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  };
+  at::Tensor sent = scratch_.empty(total(send_bytes), at::kByte);
+  at::Tensor received = scratch_.empty(total(receive_bytes), at::kByte);
+  at::cat_out(sent, sends);
   finish(inner_->alltoall_base(received, sent, receive_bytes, send_bytes, options));
   int64_t begin = 0;
   for (at::Tensor& t : receives) {

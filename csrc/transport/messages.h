@@ -8,15 +8,19 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "transport/scratch.h"
+
 namespace zipccl {
 
 class Messages {
  public:
-  Messages(c10::intrusive_ptr<c10d::Backend> inner, std::chrono::milliseconds timeout)
-      : inner_(std::move(inner)), timeout_(timeout) {}
+  // `scratch`: for what gloo wants in one buffer.
+  Messages(c10::intrusive_ptr<c10d::Backend> inner, std::chrono::milliseconds timeout, ScratchPool scratch = {})
+      : inner_(std::move(inner)), timeout_(timeout), scratch_(std::move(scratch)) {}
 
   int rank() const { return inner_->getRank(); }
   int world() const { return inner_->getSize(); }
+  c10d::Backend& inner() const { return *inner_; }
 
   // out[world * in.numel()] on every rank.
   void all_gather(at::Tensor out, at::Tensor in) const;
@@ -39,6 +43,7 @@ class Messages {
  private:
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::chrono::milliseconds timeout_;  // per call; c10d::kUnsetTimeout: the inner backend's own
+  mutable ScratchPool scratch_;
 };
 
 }  // namespace zipccl

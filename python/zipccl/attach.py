@@ -18,7 +18,6 @@ from zipccl.options import COLLECTIVES, Options
 _BACKEND_TYPES = {"cpu": ("gloo", "GLOO"), "cuda": ("nccl", "NCCL")}
 
 
-
 @dataclasses.dataclass
 class _Attached:
     facts: Any  # of the group, as torch gives them to creators
@@ -131,7 +130,7 @@ def _build_under(group: dist.ProcessGroup, options: Options) -> _Attached:
             inner[device.type] = backend
     if not inner:
         raise ValueError(f"group {group.group_name!r} has neither gloo for CPU tensors nor NCCL for CUDA tensors")
-    facts = dist._DistributedBackendOptions()
+    facts = c10d._DistributedBackendOptions()
     _, store = c10d._world.pg_map[group]
     facts.store = dist.PrefixStore("zipccl-attach/", store)
     facts.group_rank = group.rank()

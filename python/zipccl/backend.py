@@ -118,6 +118,9 @@ class Stats(dict):
         for backend in backends:
             self.update(backend.stats())
 
+    def __reduce__(self) -> tuple:
+        return dict, (dict(self),)  # a copy elsewhere has no group
+
     def reset(self) -> None:
         for backend in self._backends:
             backend.reset_stats()
