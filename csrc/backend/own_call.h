@@ -25,7 +25,7 @@ struct OwnCall {
   std::vector<at::Tensor> inputs, outputs;  // as the user passed them; outputs are the future's value
   std::chrono::milliseconds timeout;
   RawCall raw;
-  // Instead of `raw` where the inner CPU backend lacks this form of the collective: the same by what it has.
+  // Instead of `raw` where gloo lacks this form or dtype of the collective: the same by what it has.
   std::function<void(const Place&)> raw_here;
 
   // Filled in where the call can be zipped; all ranks know these alike.

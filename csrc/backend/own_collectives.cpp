@@ -1,6 +1,8 @@
 // The collectives that may be zipped, in all their forms: what each call moves, when it may be zipped, and how.
 //
 // Where arguments do not fit each other the call is not zipped: the inner backend reports it in its own words.
+#include <ATen/core/grad_mode.h>
+
 #include <limits>
 
 #include "backend/zip_backend.h"
@@ -92,25 +94,46 @@ bool gloo_moves(at::ScalarType type) {
   }
 }
 
-bool as_bytes_for_gloo(const at::Tensor& t) { return t.is_cpu() && t.is_contiguous() && !gloo_moves(t.scalar_type()); }
+// All these tensors (lists of them may be empty) differ from what gloo moves by their dtype alone.
+bool only_dtype_is_odd(std::initializer_list<const Tensors*> lists) {
+  const at::Tensor* first = nullptr;
+  for (const Tensors* list : lists)
+    for (const at::Tensor& t : *list) {
+      if (!t.is_cpu() || t.layout() != at::kStrided || !t.is_contiguous() || gloo_moves(t.scalar_type())) return false;
+      if (first && first->scalar_type() != t.scalar_type()) return false;
+      first = &t;
+    }
+  return first != nullptr;
+}
 
-at::Tensor carried(const at::Tensor& t) { return as_bytes_for_gloo(t) ? as_bytes(t) : t; }
-
-Tensors carried(Tensors tensors) {
-  for (at::Tensor& t : tensors) t = carried(t);
+Tensors carried(Tensors tensors, bool as_bytes_too) {
+  if (as_bytes_too)
+    for (at::Tensor& t : tensors) t = as_bytes(t);
   return tensors;
 }
 
-std::vector<Tensors> carried(std::vector<Tensors> lists) {
-  for (Tensors& list : lists) list = carried(std::move(list));
+std::vector<Tensors> carried(std::vector<Tensors> lists, bool as_bytes_too) {
+  for (Tensors& list : lists) list = carried(std::move(list), as_bytes_too);
   return lists;
 }
 
-// Rows of dimension 0 as bytes of the flat tensor.
-std::vector<int64_t> carried_splits(std::vector<int64_t> splits, const at::Tensor& t) {
-  if (as_bytes_for_gloo(t) && t.dim() > 0 && t.size(0) > 0)
-    for (int64_t& s : splits) s *= static_cast<int64_t>(t.nbytes()) / t.size(0);
-  return splits;
+bool contiguous(const Tensors& tensors) {
+  for (const at::Tensor& t : tensors)
+    if (!t.is_contiguous()) return false;
+  return true;
+}
+
+// gloo refuses or mistakes some strided tensors. Where a call runs on the worker it may wait, so dense copies go
+// instead: what "auto" decides must not show. `call` makes the inner call on dense tensors.
+void densely(const Tensors& inputs, const Tensors& outputs,
+             const std::function<WorkPtr(Tensors& inputs, Tensors& outputs)>& call) {
+  at::NoGradGuard no_grad;
+  Tensors in, out;
+  for (const at::Tensor& t : inputs) in.push_back(t.contiguous());
+  for (const at::Tensor& t : outputs) out.push_back(t.contiguous());
+  call(in, out)->wait();
+  for (size_t i = 0; i < out.size(); ++i)
+    if (!out[i].is_same(outputs[i])) outputs[i].copy_(out[i]);
 }
 
 // Multiplier of PREMUL_SUM; false where it is a tensor or the op is no sum.
@@ -138,13 +161,14 @@ bool sum_options(const c10d::ReduceOp& op, ReduceOptions* out) {
 OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<Tensors> outputs, Tensors user_outputs,
                                 std::chrono::milliseconds timeout, RawCall raw) const {
   OwnCall call = make_call(Op::all_gather, type, inputs, std::move(user_outputs), timeout, std::move(raw));
-  bool fits = !inputs.empty() && inputs.size() == outputs.size() && frame_for(inputs[0], &call.frame) &&
-              alike(inputs, inputs[0]);
+  bool fits = !inputs.empty() && inputs.size() == outputs.size() && alike(inputs, inputs[0]);
+  bool even = true;
   uint64_t gathered = 0;
   std::vector<GatherItem> items;
   for (size_t i = 0; fits && i < inputs.size(); ++i) {
     fits = outputs[i].size() == static_cast<size_t>(size_) && alike(outputs[i], inputs[0]) &&
            outputs[i][rank_].numel() == inputs[i].numel();
+    even = even && same_counts(outputs[i], inputs[i].numel());
     gathered += total_bytes(outputs[i]);
     items.push_back({inputs[i], outputs[i]});
   }
@@ -153,7 +177,13 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
   call.received = fits ? gathered - total_bytes(inputs) : total_bytes(inputs) * (size_ - 1);
   // gloo's future of one gathered tensor holds its shards, NCCL's the tensor.
   if (fits && type == c10d::OpType::_ALLGATHER_BASE && inputs[0].is_cpu()) call.outputs = outputs[0];
-  call.zippable = fits && gathered > 0 && gathered >= options_.threshold(options_.of(Op::all_gather));
+  call.zippable = fits && frame_for(inputs[0], &call.frame) && gathered > 0 &&
+                  gathered >= options_.threshold(options_.of(Op::all_gather));
+  if (fits && inputs[0].is_cpu() && !(even && gloo_moves(inputs[0].scalar_type()))) {
+    call.raw_here = [items](const Place& place) {
+      for (const GatherItem& item : items) all_gather_padded(place, item.input, item.outputs);
+    };
+  }
   call.zip = [items = std::move(items), frame = call.frame](const Place& place, Choice) {
     return all_gather_zip(place, items, frame);
   };
@@ -162,10 +192,9 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
 
 WorkPtr ZipBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   Tensors parts = output.numel() == input.numel() * size_ ? equal_parts(output, size_) : Tensors{};
-  return run(gather_call(c10d::OpType::_ALLGATHER_BASE, {input}, {std::move(parts)}, {output}, opts.timeout,
-                         [output = carried(output), input = carried(input), opts](c10d::Backend& b) mutable {
-                           return b._allgather_base(output, input, opts);
-                         }));
+  return run(
+      gather_call(c10d::OpType::_ALLGATHER_BASE, {input}, {std::move(parts)}, {output}, opts.timeout,
+                  [output, input, opts](c10d::Backend& b) mutable { return b._allgather_base(output, input, opts); }));
 }
 
 WorkPtr ZipBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -174,7 +203,7 @@ WorkPtr ZipBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& i
   for (size_t i = 0; i < outputs.size() && i < inputs.size(); ++i)
     parts.push_back(outputs[i].numel() == inputs[i].numel() * size_ ? equal_parts(outputs[i], size_) : Tensors{});
   return run(gather_call(c10d::OpType::COALESCED, inputs, std::move(parts), outputs, opts.timeout,
-                         [outputs = carried(outputs), inputs = carried(inputs), opts](c10d::Backend& b) mutable {
+                         [outputs, inputs, opts](c10d::Backend& b) mutable {
                            return b.allgather_into_tensor_coalesced(outputs, inputs, opts);
                          }));
 }
@@ -197,10 +226,13 @@ OwnCall ZipBackend::all_to_all_call(c10d::OpType type, Tensors inputs, Tensors o
   const size_t world = static_cast<size_t>(size_);
   const Mode mode = options_.of(Op::all_to_all);
   const uint64_t threshold = options_.threshold(mode);
-  bool fits = inputs.size() == world && outputs.size() == world && frame_for(inputs[0], &call.frame) &&
-              alike(inputs, inputs[0]) && alike(outputs, inputs[0]) && inputs[rank_].numel() == outputs[rank_].numel();
+  bool fits = inputs.size() == world && outputs.size() == world && alike(inputs, inputs[0]) &&
+              alike(outputs, inputs[0]) && inputs[rank_].numel() == outputs[rank_].numel();
   call.bytes = even ? total_bytes(inputs) : kUnevenBytes;
-  call.zippable = fits && (!even || (call.bytes > 0 && call.bytes >= threshold));
+  call.zippable = fits && frame_for(inputs[0], &call.frame) && (!even || (call.bytes > 0 && call.bytes >= threshold));
+  if (fits && inputs[0].is_cpu() && (type == c10d::OpType::ALLTOALL || !gloo_moves(inputs[0].scalar_type()))) {
+    call.raw_here = [inputs, outputs](const Place& place) { all_to_all_raw(place, inputs, outputs); };
+  }
   PairOptions pair;
   pair.frame = call.frame;
   // Both ends of a message know its size, so a small one can stay raw without a word.
@@ -219,12 +251,19 @@ WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
   auto parts = [&](const at::Tensor& t, const std::vector<int64_t>& splits) {
     return splits.empty() ? equal_parts(t, size_) : split_parts(t, splits, size_);
   };
-  return run(all_to_all_call(
-      c10d::OpType::ALLTOALL_BASE, parts(input, input_splits), parts(output, output_splits), {input}, {output}, even,
-      opts.timeout,
-      [output = carried(output), input = carried(input), output_splits = carried_splits(output_splits, output),
-       input_splits = carried_splits(input_splits, input),
-       opts](c10d::Backend& b) mutable { return b.alltoall_base(output, input, output_splits, input_splits, opts); }));
+  OwnCall call = all_to_all_call(c10d::OpType::ALLTOALL_BASE, parts(input, input_splits), parts(output, output_splits),
+                                 {input}, {output}, even, opts.timeout,
+                                 [output, input, output_splits, input_splits, opts](c10d::Backend& b) mutable {
+                                   return b.alltoall_base(output, input, output_splits, input_splits, opts);
+                                 });
+  if (may_zip(call) && input.is_cpu() && !(input.is_contiguous() && output.is_contiguous())) {
+    call.raw_here = [output, input, output_splits, input_splits, opts](const Place& place) mutable {
+      densely({input}, {output}, [&](Tensors& in, Tensors& out) {
+        return place.messages.inner().alltoall_base(out[0], in[0], output_splits, input_splits, opts);
+      });
+    };
+  }
+  return run(std::move(call));
 }
 
 WorkPtr ZipBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
@@ -242,8 +281,8 @@ OwnCall ZipBackend::reduce_call(Op op, c10d::OpType type, Tensors inputs, Tensor
   OwnCall call = make_call(op, type, inputs, std::move(outputs), timeout, std::move(raw));
   call.bytes = total_bytes(inputs);
   call.received = call.bytes / size_ * (size_ - 1) * (op == Op::all_reduce ? 2 : 1);
-  reduce->wire_dtype = options_.wire_dtype;
   if (inputs.empty() || !alike(inputs, inputs[0]) || !sum_options(reduce_op, reduce)) return call;
+  if (inputs[0].scalar_type() == at::kFloat) reduce->wire_dtype = options_.wire_dtype;  // never to a wider or other one
   if (!can_reduce(inputs[0].scalar_type(), *reduce)) return call;
   frame_dtype(reduce->wire_dtype.value_or(inputs[0].scalar_type()), &call.frame.dtype);
   call.frame.code = options_.code;
@@ -316,14 +355,20 @@ WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
 
 WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const int root = static_cast<int>(opts.rootRank);
-  OwnCall call =
-      make_call(Op::broadcast, c10d::OpType::BROADCAST, tensors, tensors, opts.timeout,
-                [tensors = carried(tensors), opts](c10d::Backend& b) mutable { return b.broadcast(tensors, opts); });
+  OwnCall call = make_call(Op::broadcast, c10d::OpType::BROADCAST, tensors, tensors, opts.timeout,
+                           [tensors = carried(tensors, only_dtype_is_odd({&tensors})), opts](c10d::Backend& b) mutable {
+                             return b.broadcast(tensors, opts);
+                           });
   call.bytes = total_bytes(tensors);
   call.received = rank_ == root ? 0 : call.bytes;
   call.zippable = tensors.size() == 1 && opts.rootTensor == 0 && root >= 0 && root < size_ &&
                   frame_for(tensors[0], &call.frame) && call.bytes > 0 &&
                   call.bytes >= options_.threshold(options_.of(Op::broadcast));
+  if (may_zip(call) && tensors[0].is_cpu() && !contiguous(tensors)) {
+    call.raw_here = [tensors, opts](const Place& place) {
+      densely({}, tensors, [&](Tensors&, Tensors& out) { return place.messages.inner().broadcast(out, opts); });
+    };
+  }
   call.zip = [tensors, root, frame = call.frame](const Place& place, Choice) {
     return broadcast_zip(place, tensors[0], root, frame);
   };
@@ -332,11 +377,11 @@ WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
 
 WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) {
   const int root = static_cast<int>(opts.rootRank);
-  OwnCall call =
-      make_call(Op::scatter, c10d::OpType::SCATTER, inputs.empty() ? Tensors{} : inputs[0], outputs, opts.timeout,
-                [outputs = carried(outputs), inputs = carried(inputs), opts](c10d::Backend& b) mutable {
-                  return b.scatter(outputs, inputs, opts);
-                });
+  const Tensors parts = inputs.empty() ? Tensors{} : inputs[0];
+  const bool odd = only_dtype_is_odd({&outputs, &parts});
+  OwnCall call = make_call(Op::scatter, c10d::OpType::SCATTER, parts, outputs, opts.timeout,
+                           [outputs = carried(outputs, odd), inputs = carried(inputs, odd),
+                            opts](c10d::Backend& b) mutable { return b.scatter(outputs, inputs, opts); });
   call.bytes = total_bytes(outputs);
   call.received = rank_ == root ? 0 : call.bytes;
   call.zippable = outputs.size() == 1 && root >= 0 && root < size_ && frame_for(outputs[0], &call.frame) &&
@@ -344,8 +389,16 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
   if (rank_ == root)  // wrong arguments of the root are its own to report; the others then wait as for the inner one
     call.zippable = call.zippable && inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(size_) &&
                     alike(inputs[0], outputs[0]) && same_counts(inputs[0], outputs[0].numel());
-  call.zip = [output = outputs.empty() ? at::Tensor() : outputs[0], parts = call.inputs, root, frame = call.frame](
-                 const Place& place, Choice) {
+  if (may_zip(call) && outputs[0].is_cpu() && !(contiguous(outputs) && contiguous(parts))) {
+    call.raw_here = [outputs, inputs, opts](const Place& place) {
+      densely(inputs.empty() ? Tensors{} : inputs[0], outputs, [&](Tensors& in, Tensors& out) {
+        std::vector<Tensors> lists(inputs.size(), in);
+        return place.messages.inner().scatter(out, lists, opts);
+      });
+    };
+  }
+  call.zip = [output = outputs.empty() ? at::Tensor() : outputs[0], parts, root, frame = call.frame](const Place& place,
+                                                                                                     Choice) {
     return scatter_zip(place, output, place.rank() == root ? parts : Tensors{}, root, frame);
   };
   return run(std::move(call));
@@ -353,11 +406,11 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
 
 WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
   const int root = static_cast<int>(opts.rootRank);
-  OwnCall call =
-      make_call(Op::gather, c10d::OpType::GATHER, inputs, outputs.empty() ? Tensors{} : outputs[0], opts.timeout,
-                [outputs = carried(outputs), inputs = carried(inputs), opts](c10d::Backend& b) mutable {
-                  return b.gather(outputs, inputs, opts);
-                });
+  const Tensors parts = outputs.empty() ? Tensors{} : outputs[0];
+  const bool odd = only_dtype_is_odd({&inputs, &parts});
+  OwnCall call = make_call(Op::gather, c10d::OpType::GATHER, inputs, parts, opts.timeout,
+                           [outputs = carried(outputs, odd), inputs = carried(inputs, odd),
+                            opts](c10d::Backend& b) mutable { return b.gather(outputs, inputs, opts); });
   call.bytes = total_bytes(inputs);
   call.received = rank_ == root ? call.bytes * (size_ - 1) : 0;
   call.zippable = inputs.size() == 1 && root >= 0 && root < size_ && frame_for(inputs[0], &call.frame) &&

@@ -79,7 +79,9 @@ bool ZipBackend::frame_for(const at::Tensor& t, FrameOptions* frame) const {
 
 WorkPtr ZipBackend::run(OwnCall call) {
   const at::Device device = device_of(call);
-  if (device.is_cpu() && state_->zip && (may_zip(call) || call.raw_here)) return run_cpu(std::move(call));
+  // Alone, a rank has no second backend, and needs none: its messages are copies.
+  if (device.is_cpu() && (state_->zip ? may_zip(call) || call.raw_here : size_ == 1 && cpu_ && call.raw_here))
+    return run_cpu(std::move(call));
   if (may_zip(call)) {
 #ifdef ZIPCCL_WITH_CUDA
     if (device.is_cuda() && cuda_) return run_cuda(std::move(call));
@@ -93,12 +95,12 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
   TORCH_CHECK(!stopped_, "zipccl: the process group was shut down");
   if (!worker_) worker_ = std::make_unique<Worker>();
   auto work = c10::make_intrusive<CpuWork>(rank_, call.type, "zipccl", call.inputs, call.outputs);
-  auto run = [state = state_, options = options_, may_zip = may_zip(call), what = describe(call),
-              call = std::move(call), modes = at::ThreadLocalState()] {
+  auto run = [state = state_, carrier = state_->zip ? state_->zip : cpu_, options = options_, may_zip = may_zip(call),
+              what = describe(call), call = std::move(call), modes = at::ThreadLocalState()] {
     // The caller's word on no_grad and inference mode counts for whoever writes to the outputs.
     at::ThreadLocalStateGuard as_caller(modes);
     try {
-      const Messages messages(state->zip, call.timeout);
+      const Messages messages(carrier, call.timeout);
       const Place place{*state->engine, messages, what};
       const Decision d = may_zip ? decide(place, call.op, call.bytes, call.frame, options, &state->switcher)
                                  : Decision{Choice::raw, "", 0, 0};
@@ -111,7 +113,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
         if (call.raw_here)
           call.raw_here(place);
         else
-          call.raw(*state->zip)->wait();
+          call.raw(*carrier)->wait();
         state->stats.add_raw(op_name(call.op), call.received);
       }
       if (may_zip && is_timed(call.op, options)) {

@@ -160,4 +160,10 @@ Traffic all_to_all_zip(const Place& place, const Tensors& user_inputs, const Ten
   return traffic;
 }
 
+void all_to_all_raw(const Place& place, const Tensors& inputs, const Tensors& outputs) {
+  PairOptions never;
+  never.min_bytes = PairOptions::kNever;
+  all_to_all_zip(place, inputs, outputs, never);
+}
+
 }  // namespace zipccl

@@ -35,4 +35,7 @@ std::vector<at::Tensor> exchange(const Place& place, const std::vector<at::Tenso
 Traffic all_to_all_zip(const Place& place, const std::vector<at::Tensor>& inputs,
                        const std::vector<at::Tensor>& outputs, const PairOptions& options);
 
+// The same as bytes, for inner backends that lack the dtype or lists.
+void all_to_all_raw(const Place& place, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
+
 }  // namespace zipccl

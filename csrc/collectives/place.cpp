@@ -12,6 +12,7 @@ void check_frame_size(int64_t bytes, const FrameOptions& options, uint64_t count
                 " bytes for " + std::to_string(count) + " values; do all ranks pass the same shapes and options?");
 }
 
-at::Tensor as_bytes(const at::Tensor& t) { return t.view({-1}).view(at::kByte); }
+// Not view({-1}): a contiguous tensor of one value may have any stride, and keeps it there.
+at::Tensor as_bytes(const at::Tensor& t) { return t.as_strided({t.numel()}, {1}).view(at::kByte); }
 
 }  // namespace zipccl
