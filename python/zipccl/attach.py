@@ -48,7 +48,7 @@ def attach(group: dist.ProcessGroup | None = None, options: Options | None = Non
     global _new_groups
     group = group or c10d._get_default_group()
     options = options or Options()
-    _attach(group, options)
+    _attach(group, options, dist.get_process_group_ranks(group))
     if new_groups:
         _new_groups = options
         c10d._new_process_group_helper = _make_group_attached
@@ -108,8 +108,8 @@ def _backend_type(device: str) -> Any:
     return getattr(dist.ProcessGroup.BackendType, _BACKEND_TYPES[device][1])
 
 
-def _attach(group: dist.ProcessGroup, options: Options) -> None:
-    attached = _attached.get(group) or _build_under(group, options)
+def _attach(group: dist.ProcessGroup, options: Options, global_ranks: list[int]) -> None:
+    attached = _attached.get(group) or _build_under(group, options, global_ranks)
     check_same_options(attached.facts, options, f"zipccl/options/{attached.times}")
     attached.times += 1
     attached.backend.set_options(options.native())
@@ -119,7 +119,7 @@ def _attach(group: dist.ProcessGroup, options: Options) -> None:
     _attached[group] = attached
 
 
-def _build_under(group: dist.ProcessGroup, options: Options) -> _Attached:
+def _build_under(group: dist.ProcessGroup, options: Options, global_ranks: list[int]) -> _Attached:
     inner = {}
     for device in group._device_types:
         backend = group._get_backend(device)
@@ -137,15 +137,15 @@ def _build_under(group: dist.ProcessGroup, options: Options) -> _Attached:
     facts.group_size = group.size()
     facts.timeout = next(iter(inner.values())).options._timeout
     facts.group_id = group.group_name
-    facts.global_ranks_in_group = dist.get_process_group_ranks(group)
+    facts.global_ranks_in_group = global_ranks
     return _Attached(facts, build(facts, options, inner.get("cpu"), inner.get("cuda"), zip_cpu=True))
 
 
-def _make_group_attached(*args: Any, **kwargs: Any) -> Any:
-    made = _make_group(*args, **kwargs)
+def _make_group_attached(group_size: int, group_rank: int, global_ranks: list[int], *args: Any, **kwargs: Any) -> Any:
+    made = _make_group(group_size, group_rank, global_ranks, *args, **kwargs)
     group = made[0]
     if isinstance(group, dist.ProcessGroup) and _new_groups is not None:
         backends = {group._get_backend(device).name() for device in group._device_types}
         if backends & {"gloo", "nccl"}:
-            _attach(group, _new_groups)
+            _attach(group, _new_groups, list(global_ranks) or list(range(group_size)))
     return made
