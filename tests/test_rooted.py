@@ -8,7 +8,6 @@ import zipccl
 from ranks import same_bits
 from samples import BF16, DTYPES, GLOO_DTYPES, frame_bytes, random_bits, strided, weights
 
-
 ZIP = {"broadcast": "zip", "scatter": "zip", "gather": "zip"}
 
 

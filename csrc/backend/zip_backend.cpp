@@ -20,7 +20,7 @@ at::Device device_of(const OwnCall& call) {
 }  // namespace
 
 ZipBackend::CpuState::CpuState(BackendPtr backend)
-    : zip(std::move(backend)), engine(make_cpu_engine()), switcher(kPriorRatio) {}
+    : zip(std::move(backend)), engine(make_cpu_engine(scratch)), switcher(kPriorRatio) {}
 
 ZipBackend::ZipBackend(int rank, int size, BackendPtr cpu, BackendPtr cpu_zip, BackendPtr cuda, BackendOptions options)
     : Backend(rank, size),
@@ -100,7 +100,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
     // The caller's word on no_grad and inference mode counts for whoever writes to the outputs.
     at::ThreadLocalStateGuard as_caller(modes);
     try {
-      const Messages messages(carrier, call.timeout);
+      const Messages messages(carrier, call.timeout, state->scratch);
       const Place place{*state->engine, messages, what};
       const Decision d = may_zip ? decide(place, call.op, call.bytes, call.frame, options, &state->switcher)
                                  : Decision{Choice::raw, "", 0, 0};
@@ -150,7 +150,7 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
   auto decision = std::make_shared<Decision>();
   worker_->submit(
       [state = state_, frame, automatic, op, bytes, decision] {
-        const Messages messages(state->zip, c10d::kUnsetTimeout);
+        const Messages messages(state->zip, c10d::kUnsetTimeout, state->scratch);
         const std::string what = "zipccl explain";
         *decision = explain_at({*state->engine, messages, what}, op, bytes, frame, automatic, &state->switcher);
       },

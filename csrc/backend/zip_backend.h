@@ -112,6 +112,7 @@ class ZipBackend : public c10d::Backend {
   // What a job on the worker thread needs; it may outlive the backend (Worker::stop).
   struct CpuState {
     BackendPtr zip;
+    ScratchPool scratch;
     std::unique_ptr<Engine> engine;
     Switcher switcher;
     Stats stats;  // of both devices

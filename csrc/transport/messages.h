@@ -21,7 +21,6 @@ class Messages {
   int rank() const { return inner_->getRank(); }
   int world() const { return inner_->getSize(); }
   c10d::Backend& inner() const { return *inner_; }
-  c10d::Backend& inner() const { return *inner_; }
 
   // out[world * in.numel()] on every rank.
   void all_gather(at::Tensor out, at::Tensor in) const;
