@@ -1,5 +1,5 @@
-"""all_to_all_single: every rank sends each other rank a part of its values. Even splits, and a skewed mixture of
-experts: rank 0 holds the popular expert and gets half of everybody's tokens."""
+"""all_to_all_single: every rank sends each other rank a part of its values. Even splits; then a skewed mixture of experts,
+where rank 0 holds the popular expert and gets half of everybody's tokens, by either design."""
 
 from __future__ import annotations
 
@@ -47,3 +47,13 @@ class AllToAllSkewed(AllToAll):
         tokens = max(self.nbytes // 2 // HIDDEN, 2 * self.world)
         others = tokens // 2 // max(self.world - 1, 1)
         return [tokens - others * (self.world - 1)] + [others] * (self.world - 1)
+
+
+class AllToAllSkewed1(AllToAllSkewed):
+    size_is = "each rank sends, half of it to rank 0; design 1"
+    zip_options = {"all_to_all_design": 1}
+
+
+class AllToAllSkewed2(AllToAllSkewed):
+    size_is = "each rank sends, half of it to rank 0; design 2"
+    zip_options = {"all_to_all_design": 2}

@@ -99,11 +99,13 @@ def mismatches(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 class Collective:
-    """One collective at one size on one rank. A subclass fills in the four methods and the two texts."""
+    """One collective at one size on one rank. A subclass fills in the five methods and the two texts."""
 
     name: str  # as zipccl.stats() and zipccl.Options call it
     size_is: str  # what `nbytes` counts
-    output: torch.Tensor  # bf16; what run() writes and expected() describes
+    zip_options: dict[str, Any] = {}  # more fields of zipccl.Options than the collective's own
+    exact: tuple[str, ...] = ("raw", "zip", "auto")  # groups whose result must be expected(), bit for bit
+    output: torch.Tensor  # bf16 or fp32; what run() writes and expected() describes
 
     def __init__(self, nbytes: int, values: Values, rank: int, world: int, device: torch.device):
         self.nbytes, self.values, self.rank, self.world, self.device = nbytes, values, rank, world, device

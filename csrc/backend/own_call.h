@@ -19,11 +19,21 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 // The raw form of a call, to be made on whichever backend carries it.
 using RawCall = std::function<WorkPtr(c10d::Backend&)>;
 
+// How long a call may take, and whether the caller goes on at once.
+struct Patience {
+  std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
+  bool async = true;
+};
+template <typename Options>
+Patience patience(const Options& opts) {
+  return {opts.timeout, opts.asyncOp};
+}
+
 struct OwnCall {
   Op op;
   c10d::OpType type;
   std::vector<at::Tensor> inputs, outputs;  // as the user passed them; outputs are the future's value
-  std::chrono::milliseconds timeout;
+  Patience patience;
   RawCall raw;
   // Instead of `raw` where gloo lacks this form or dtype of the collective: the same by what it has.
   std::function<void(const Place&)> raw_here;

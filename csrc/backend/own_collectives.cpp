@@ -64,14 +64,13 @@ uint64_t total_bytes(const Tensors& tensors) {
   return bytes;
 }
 
-OwnCall make_call(Op op, c10d::OpType type, Tensors inputs, Tensors outputs, std::chrono::milliseconds timeout,
-                  RawCall raw) {
+OwnCall make_call(Op op, c10d::OpType type, Tensors inputs, Tensors outputs, Patience patience, RawCall raw) {
   OwnCall call;
   call.op = op;
   call.type = type;
   call.inputs = std::move(inputs);
   call.outputs = std::move(outputs);
-  call.timeout = timeout;
+  call.patience = patience;
   call.raw = std::move(raw);
   return call;
 }
@@ -159,8 +158,8 @@ bool sum_options(const c10d::ReduceOp& op, ReduceOptions* out) {
 // ---- all-gather ----
 
 OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<Tensors> outputs, Tensors user_outputs,
-                                std::chrono::milliseconds timeout, RawCall raw) const {
-  OwnCall call = make_call(Op::all_gather, type, inputs, std::move(user_outputs), timeout, std::move(raw));
+                                Patience patience, RawCall raw) const {
+  OwnCall call = make_call(Op::all_gather, type, inputs, std::move(user_outputs), patience, std::move(raw));
   bool fits = !inputs.empty() && inputs.size() == outputs.size() && alike(inputs, inputs[0]);
   bool even = true;
   uint64_t gathered = 0;
@@ -193,7 +192,7 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
 WorkPtr ZipBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   Tensors parts = output.numel() == input.numel() * size_ ? equal_parts(output, size_) : Tensors{};
   return run(
-      gather_call(c10d::OpType::_ALLGATHER_BASE, {input}, {std::move(parts)}, {output}, opts.timeout,
+      gather_call(c10d::OpType::_ALLGATHER_BASE, {input}, {std::move(parts)}, {output}, patience(opts),
                   [output, input, opts](c10d::Backend& b) mutable { return b._allgather_base(output, input, opts); }));
 }
 
@@ -202,7 +201,7 @@ WorkPtr ZipBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& i
   std::vector<Tensors> parts;
   for (size_t i = 0; i < outputs.size() && i < inputs.size(); ++i)
     parts.push_back(outputs[i].numel() == inputs[i].numel() * size_ ? equal_parts(outputs[i], size_) : Tensors{});
-  return run(gather_call(c10d::OpType::COALESCED, inputs, std::move(parts), outputs, opts.timeout,
+  return run(gather_call(c10d::OpType::COALESCED, inputs, std::move(parts), outputs, patience(opts),
                          [outputs, inputs, opts](c10d::Backend& b) mutable {
                            return b.allgather_into_tensor_coalesced(outputs, inputs, opts);
                          }));
@@ -210,17 +209,16 @@ WorkPtr ZipBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& i
 
 WorkPtr ZipBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   return run(
-      gather_call(c10d::OpType::ALLGATHER, inputs, outputs, outputs.empty() ? Tensors{} : outputs[0], opts.timeout,
+      gather_call(c10d::OpType::ALLGATHER, inputs, outputs, outputs.empty() ? Tensors{} : outputs[0], patience(opts),
                   [outputs, inputs, opts](c10d::Backend& b) mutable { return b.allgather(outputs, inputs, opts); }));
 }
 
 // ---- all-to-all ----
 
 OwnCall ZipBackend::all_to_all_call(c10d::OpType type, Tensors inputs, Tensors outputs, Tensors user_inputs,
-                                    Tensors user_outputs, bool even, std::chrono::milliseconds timeout,
-                                    RawCall raw) const {
+                                    Tensors user_outputs, bool even, Patience patience, RawCall raw) const {
   OwnCall call =
-      make_call(Op::all_to_all, type, std::move(user_inputs), std::move(user_outputs), timeout, std::move(raw));
+      make_call(Op::all_to_all, type, std::move(user_inputs), std::move(user_outputs), patience, std::move(raw));
   for (int r = 0; r < static_cast<int>(outputs.size()); ++r)
     if (r != rank_) call.received += outputs[r].nbytes();
   const size_t world = static_cast<size_t>(size_);
@@ -252,7 +250,7 @@ WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
     return splits.empty() ? equal_parts(t, size_) : split_parts(t, splits, size_);
   };
   OwnCall call = all_to_all_call(c10d::OpType::ALLTOALL_BASE, parts(input, input_splits), parts(output, output_splits),
-                                 {input}, {output}, even, opts.timeout,
+                                 {input}, {output}, even, patience(opts),
                                  [output, input, output_splits, input_splits, opts](c10d::Backend& b) mutable {
                                    return b.alltoall_base(output, input, output_splits, input_splits, opts);
                                  });
@@ -268,7 +266,7 @@ WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
 
 WorkPtr ZipBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
   return run(
-      all_to_all_call(c10d::OpType::ALLTOALL, inputs, outputs, inputs, outputs, /*even=*/false, opts.timeout,
+      all_to_all_call(c10d::OpType::ALLTOALL, inputs, outputs, inputs, outputs, /*even=*/false, patience(opts),
                       [outputs, inputs, opts](c10d::Backend& b) mutable { return b.alltoall(outputs, inputs, opts); }));
 }
 
@@ -276,9 +274,9 @@ WorkPtr ZipBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllT
 
 // The parts common to reduce-scatter and all-reduce; zip is for the caller to set.
 OwnCall ZipBackend::reduce_call(Op op, c10d::OpType type, Tensors inputs, Tensors outputs,
-                                const c10d::ReduceOp& reduce_op, std::chrono::milliseconds timeout, RawCall raw,
-                                PairOptions* pair, ReduceOptions* reduce) const {
-  OwnCall call = make_call(op, type, inputs, std::move(outputs), timeout, std::move(raw));
+                                const c10d::ReduceOp& reduce_op, Patience patience, RawCall raw, PairOptions* pair,
+                                ReduceOptions* reduce) const {
+  OwnCall call = make_call(op, type, inputs, std::move(outputs), patience, std::move(raw));
   call.bytes = total_bytes(inputs);
   call.received = call.bytes / size_ * (size_ - 1) * (op == Op::all_reduce ? 2 : 1);
   if (inputs.empty() || !alike(inputs, inputs[0]) || !sum_options(reduce_op, reduce)) return call;
@@ -299,7 +297,7 @@ OwnCall ZipBackend::reduce_scatter_call(c10d::OpType type, std::vector<Tensors> 
                                         const c10d::ReduceScatterOptions& opts, RawCall raw) const {
   PairOptions pair;
   ReduceOptions reduce;
-  OwnCall call = reduce_call(Op::reduce_scatter, type, inputs, outputs, opts.reduceOp, opts.timeout, std::move(raw),
+  OwnCall call = reduce_call(Op::reduce_scatter, type, inputs, outputs, opts.reduceOp, patience(opts), std::move(raw),
                              &pair, &reduce);
   bool fits = parts.size() == outputs.size() && !outputs.empty() && !inputs.empty() && alike(outputs, inputs[0]);
   for (size_t i = 0; fits && i < parts.size(); ++i)
@@ -342,7 +340,7 @@ WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
   PairOptions pair;
   ReduceOptions reduce;
   OwnCall call = reduce_call(
-      Op::all_reduce, c10d::OpType::ALLREDUCE, tensors, tensors, opts.reduceOp, opts.timeout,
+      Op::all_reduce, c10d::OpType::ALLREDUCE, tensors, tensors, opts.reduceOp, patience(opts),
       [tensors, opts](c10d::Backend& b) mutable { return b.allreduce(tensors, opts); }, &pair, &reduce);
   call.zippable = call.zippable && tensors.size() == 1;
   call.zip = [tensors, pair, reduce](const Place& place, Choice) {
@@ -355,7 +353,7 @@ WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
 
 WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const int root = static_cast<int>(opts.rootRank);
-  OwnCall call = make_call(Op::broadcast, c10d::OpType::BROADCAST, tensors, tensors, opts.timeout,
+  OwnCall call = make_call(Op::broadcast, c10d::OpType::BROADCAST, tensors, tensors, patience(opts),
                            [tensors = carried(tensors, only_dtype_is_odd({&tensors})), opts](c10d::Backend& b) mutable {
                              return b.broadcast(tensors, opts);
                            });
@@ -379,7 +377,7 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
   const int root = static_cast<int>(opts.rootRank);
   const Tensors parts = inputs.empty() ? Tensors{} : inputs[0];
   const bool odd = only_dtype_is_odd({&outputs, &parts});
-  OwnCall call = make_call(Op::scatter, c10d::OpType::SCATTER, parts, outputs, opts.timeout,
+  OwnCall call = make_call(Op::scatter, c10d::OpType::SCATTER, parts, outputs, patience(opts),
                            [outputs = carried(outputs, odd), inputs = carried(inputs, odd),
                             opts](c10d::Backend& b) mutable { return b.scatter(outputs, inputs, opts); });
   call.bytes = total_bytes(outputs);
@@ -408,7 +406,7 @@ WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const
   const int root = static_cast<int>(opts.rootRank);
   const Tensors parts = outputs.empty() ? Tensors{} : outputs[0];
   const bool odd = only_dtype_is_odd({&inputs, &parts});
-  OwnCall call = make_call(Op::gather, c10d::OpType::GATHER, inputs, parts, opts.timeout,
+  OwnCall call = make_call(Op::gather, c10d::OpType::GATHER, inputs, parts, patience(opts),
                            [outputs = carried(outputs, odd), inputs = carried(inputs, odd),
                             opts](c10d::Backend& b) mutable { return b.gather(outputs, inputs, opts); });
   call.bytes = total_bytes(inputs);

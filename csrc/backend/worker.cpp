@@ -127,6 +127,27 @@ void Worker::submit(Run run, Done done) {
   done(shut_down());
 }
 
+bool Worker::run_here(const Run& run, const Done& done) {
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    if (state_->stop || state_->led || !state_->jobs.empty()) return false;
+    state_->led = true;
+  }
+  std::exception_ptr error;
+  try {
+    run();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->led = false;
+    State::find_leader(state_);
+  }
+  done(error);
+  return true;
+}
+
 void Worker::stop(double patience_s) {
   std::deque<State::Job> cancelled;
   std::vector<std::thread> threads;

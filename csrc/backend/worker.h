@@ -24,6 +24,9 @@ class Worker {
   // is done too, with an Error.
   void submit(Run run, Done done);
 
+  // The same on the calling thread, now, if no job is waiting or running; false if one is.
+  bool run_here(const Run& run, const Done& done);
+
   // Cancels what has not started, lets the running job end. Waits `patience_s` for it, then leaves its thread alone
   // (it owns what it needs): a peer that died must not hold up the end of this process.
   void stop(double patience_s);

@@ -128,13 +128,13 @@ class ZipBackend : public c10d::Backend {
   bool frame_for(const at::Tensor& t, FrameOptions* frame) const;
   std::string describe(const OwnCall& call) const;
   OwnCall gather_call(c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<std::vector<at::Tensor>> outputs,
-                      std::vector<at::Tensor> user_outputs, std::chrono::milliseconds timeout, RawCall raw) const;
+                      std::vector<at::Tensor> user_outputs, Patience patience, RawCall raw) const;
   OwnCall all_to_all_call(c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
                           std::vector<at::Tensor> user_inputs, std::vector<at::Tensor> user_outputs, bool even,
-                          std::chrono::milliseconds timeout, RawCall raw) const;
+                          Patience patience, RawCall raw) const;
   OwnCall reduce_call(Op op, c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
-                      const c10d::ReduceOp& reduce_op, std::chrono::milliseconds timeout, RawCall raw,
-                      PairOptions* pair, ReduceOptions* reduce) const;
+                      const c10d::ReduceOp& reduce_op, Patience patience, RawCall raw, PairOptions* pair,
+                      ReduceOptions* reduce) const;
   OwnCall reduce_scatter_call(c10d::OpType type, std::vector<std::vector<at::Tensor>> parts,
                               std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
                               const c10d::ReduceScatterOptions& opts, RawCall raw) const;

@@ -83,7 +83,7 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   frame_checks_->poll(/*block=*/false);
   CudaState& state = cuda_state(device);
   backend_for(device);
-  const Messages messages(cuda_, call.timeout);
+  const Messages messages(cuda_, call.patience.timeout);
   const std::string what = describe(call);
   const Place place{*state.engine, messages, what};
   const bool timed = is_timed(call.op, options_);
