@@ -9,16 +9,30 @@ namespace cuda {
 constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
 constexpr int kWarpSize = 32;
 
-// Bits of a where mask is set, of b elsewhere: one instruction.
+// Bits of a where mask is set, of b elsewhere. From the formula the compiler makes two instructions.
 __device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
-  return (a & mask) | (b & ~mask);
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(d) : "r"(mask), "r"(a), "r"(b));
+  return d;
 }
 
-__device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t v, int lane) {
+// __byte_perm() for a selector that is known to have no bit 3 in any nibble, which that one clears first.
+__device__ __forceinline__ uint32_t select_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+}
+
+__device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t v) {
 #pragma unroll
   for (int d = 1; d < kWarpSize; d *= 2) {
-    const uint32_t below = __shfl_up_sync(kFullWarp, v, d);
-    if (lane >= d) v += below;
+    // The instruction itself says whether there is such a lane.
+    asm volatile(
+        "{ .reg .u32 below; .reg .pred exists;\n"
+        "shfl.sync.up.b32 below|exists, %0, %1, 0, 0xFFFFFFFF;\n"
+        "@exists add.u32 %0, %0, below; }"
+        : "+r"(v)
+        : "r"(d));
   }
   return v;
 }
@@ -157,7 +171,7 @@ __device__ inline Status check_header(const FrameHeader& h, uint64_t available, 
   if (h.magic != kFrameMagic) return Status::bad_magic;
   if (h.version != kFrameVersion) return Status::bad_version;
   if (h.header_check != header_check(h)) return Status::bad_header;
-  if (dtype_bytes(h.dtype) == 0 || h.code >= kCodeCount || h.count > kMaxCount) return Status::bad_header;
+  if (h.dtype >= kDTypeCount || h.code >= kCodeCount || h.count > kMaxCount) return Status::bad_header;
   uint32_t reserved = 0;
 #pragma unroll
   for (int i = 0; i < 28; ++i) reserved |= h.reserved[i];

@@ -74,6 +74,7 @@ template <int kTilesPerWarp>
 __global__ void __launch_bounds__(kThreads) fast_decode_kernel(const __grid_constant__ DecodeLaunch launch) {
   constexpr uint32_t kBlockTiles = kWarps * kTilesPerWarp;
   constexpr uint32_t kParts = kGroupTiles / kBlockTiles;
+  __shared__ EscapePlaces places;
   __shared__ GroupPlace place;
   __shared__ TilePlan plan[kGroupTiles];
   __shared__ WarpSpace spaces[kWarps];
@@ -90,6 +91,7 @@ __global__ void __launch_bounds__(kThreads) fast_decode_kernel(const __grid_cons
   if (first_tile >= tile_count(job.count)) return wait_for_previous();
 
   const uint8_t* frame = static_cast<const uint8_t*>(job.frame);
+  if (threadIdx.x < 32) places.set(threadIdx.x);
   if (warp == 0) {
     // Not taken from launch.status, which is being written, maybe to host memory.
     Status status = Status::truncated;
@@ -140,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) fast_decode_kernel(const __grid_cons
     uint16_t* to = dst + t * kTile;
     const Tile tile = find_tile(place, plans[t]);
     const uint8_t* dynamic = gather_dynamic(tile, in.dynamic, &spaces[warp], lane);
-    good &= decode_tile(tile, in, dynamic, m, &spaces[warp].exponents, lane,
+    good &= decode_tile(tile, in, dynamic, m, places, &spaces[warp].exponents, lane,
                         [&](int k, uint4 v) { store_values(to, 256 * k + 8 * lane, m, wide, v); });
   }
   if (!good && lane == 0) report(launch.status + i, Status::bad_escapes);

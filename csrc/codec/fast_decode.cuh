@@ -92,12 +92,14 @@ __device__ __forceinline__ Status plan_group(const uint8_t* frame, const FrameHe
 
   // Of valid tiles: the units of a group take less than 2^16 bytes, its dynamic bytes less than 2^16. One scan.
   const uint32_t own = unit | dynamic_size << 16;
-  const uint32_t up_to = warp_inclusive_sum(own, lane);
+  const uint32_t up_to = warp_inclusive_sum(own);
   const uint32_t all = __shfl_sync(kFullWarp, up_to, kWarpSize - 1);
   const uint64_t units_size = split ? 0 : all & 0xFFFFu;
   const uint64_t size = units_size + align_up(all >> 16);
-  const bool chained =
-      (g > 0 || begin == 0) && begin <= parts_size && size <= parts_size - begin && begin + size == end;
+  // Every group is a multiple of kFrameAlign, so where all are chained, all are aligned; but this one is read whatever
+  // becomes of the others.
+  const bool chained = (g > 0 || begin == 0) && begin % kFrameAlign == 0 && begin <= parts_size &&
+                       size <= parts_size - begin && begin + size == end;
   if (!chained) return Status::bad_table;
 
   const uint32_t unit_begin = split ? lane * kMaxUnitBytes : (up_to - own) & 0xFFFFu;
@@ -132,8 +134,8 @@ __device__ __forceinline__ void expand_planes(const uint32_t (&p)[3], uint32_t b
   const uint32_t low = base * 0x01010100u + 0x02010000u, high = base * 0x01010101u + 0x06050403u;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    e[2 * k] = __byte_perm(low, high, codes[k]);
-    e[2 * k + 1] = __byte_perm(low, high, codes[k] >> 16);
+    e[2 * k] = select_bytes(low, high, codes[k]);
+    e[2 * k + 1] = select_bytes(low, high, codes[k] >> 16);
   }
 }
 
@@ -161,6 +163,16 @@ struct Exponents {
   uint4 e[2][kWarpSize];
 };
 
+// Of every bit of a lane's planes, where its exponent lies, from the lane's first on. One for a block; a load is
+// cheaper than the arithmetic.
+struct EscapePlaces {
+  uint16_t of[32];
+
+  __device__ __forceinline__ void set(uint32_t bit) {
+    of[bit] = static_cast<uint16_t>(sizeof(Exponents::e[0]) * (bit / 16) + (bit & 8u) + exponent_place(bit % 8));
+  }
+};
+
 constexpr uint32_t kDynamicWords = kTile / 4 + 1;  // one more, for bytes that begin within a word
 
 // Hands the values 256 k + 8 lane + 0..7 to take(k, values) for k = 0..3, some of them behind the tile's end.
@@ -168,7 +180,7 @@ constexpr uint32_t kDynamicWords = kTile / 4 + 1;  // one more, for bytes that b
 // unit: the lane's plane(p) and sign_mantissas(k); dynamic: the tile's dynamic bytes, in shared memory.
 template <typename Unit, typename Take>
 __device__ __forceinline__ bool decode_tile(const Tile& t, const Unit& unit, const uint8_t* dynamic, uint32_t m,
-                                            Exponents* space, int lane, const Take& take) {
+                                            const EscapePlaces& places, Exponents* space, int lane, const Take& take) {
   if (t.mode == static_cast<uint32_t>(TileMode::constant)) {
     const uint32_t two = (dynamic[0] | dynamic[1] << 8) * 0x10001u;
 #pragma unroll
@@ -181,17 +193,18 @@ __device__ __forceinline__ bool decode_tile(const Tile& t, const Unit& unit, con
     const uint32_t valid = m == kTile ? 0xFFFFFFFFu : valid_values(m, lane);
     uint32_t escapes = ~(planes[0] | planes[1] | planes[2]) & valid;
     const uint32_t own = __popc(escapes);
-    const uint32_t up_to_own = warp_inclusive_sum(own, lane);
+    const uint32_t up_to_own = warp_inclusive_sum(own);
     if (__shfl_sync(kFullWarp, up_to_own, kWarpSize - 1) != t.dynamic_size) return false;
     expand_planes(planes, t.base, e);
     if (t.dynamic_size != 0) {
       space->e[0][lane] = make_uint4(e[0], e[1], e[2], e[3]);
       space->e[1][lane] = make_uint4(e[4], e[5], e[6], e[7]);
       uint8_t* bytes = reinterpret_cast<uint8_t*>(&space->e[0][lane]);
-      for (const uint8_t* from = dynamic + (up_to_own - own); escapes != 0; ++from) {
-        const uint32_t bit = __ffs(escapes) - 1;
-        escapes &= escapes - 1;
-        bytes[sizeof(space->e[0]) * (bit / 16) + (bit & 8u) + exponent_place(bit % 8)] = *from;
+      // The last escape first: the highest bit is found by one instruction.
+      for (const uint8_t* from = dynamic + up_to_own; escapes != 0;) {
+        const uint32_t bit = 31 - __clz(escapes);
+        escapes ^= 1u << bit;
+        bytes[places.of[bit]] = *--from;
       }
       const uint4 a = space->e[0][lane], b = space->e[1][lane];
       e[0] = a.x, e[1] = a.y, e[2] = a.z, e[3] = a.w;

@@ -183,7 +183,7 @@ __device__ __forceinline__ TileEntry encode_tile(uint8_t* slot, uint8_t* staging
   const uint32_t step = choose_step(planes, valid, candidate_base(mean, kBaseCandidates - 1) - first_base);
   settle(&planes, step, valid);
   uint32_t escapes = ~(planes.p[0] | planes.p[1] | planes.p[2]) & valid;
-  uint32_t end = warp_inclusive_sum(__popc(escapes), lane);
+  uint32_t end = warp_inclusive_sum(__popc(escapes));
   const uint32_t total = __shfl_sync(kFullWarp, end, kWarpSize - 1);
   const bool window = window_pays(m, total);
 
@@ -193,7 +193,7 @@ __device__ __forceinline__ TileEntry encode_tile(uint8_t* slot, uint8_t* staging
     while (escapes != 0) {
       const uint32_t bit = 31 - __clz(escapes);
       escapes ^= 1u << bit;
-      const uint32_t at = 64 * (bit & 24u) + 2 * (bit & 7u);  // byte of value 256 * (bit / 8) + bit % 8
+      const uint32_t at = 2 * bit + 62 * (bit & 24u);  // byte of value 256 * (bit / 8) + bit % 8
       staging[--end] = static_cast<uint8_t>(exponent(*reinterpret_cast<const uint16_t*>(values + at)));
     }
   }
@@ -289,8 +289,15 @@ __device__ uint64_t exclusive_prefix(uint64_t* states, uint64_t g, uint64_t size
 
 // Copies n bytes of shared memory, src aligned to 16, to any address, by a warp.
 __device__ __forceinline__ void store_bytes(uint8_t* dst, const uint8_t* src, uint32_t n, int lane) {
-  const uint32_t to_word = static_cast<uint32_t>(-reinterpret_cast<uintptr_t>(dst)) & 3u;
-  const uint32_t head = min(n, to_word);
+  if (n <= 4 * kWarpSize) {  // bytes that meet in a memory access anyway
+#pragma unroll
+    for (uint32_t r = 0; r < 4 * kWarpSize; r += kWarpSize) {
+      if (r >= n) break;
+      if (r + lane < n) dst[r + lane] = src[r + lane];
+    }
+    return;
+  }
+  const uint32_t head = static_cast<uint32_t>(-reinterpret_cast<uintptr_t>(dst)) & 3u;
   const uint32_t words = (n - head) / 4;
   const uint32_t tail = n - head - 4 * words;
   if (lane < head) dst[lane] = src[lane];
@@ -309,8 +316,8 @@ __device__ __forceinline__ void zero_bytes(uint8_t* dst, uint64_t n, int lane) {
 
 // Places within the group's part, and of it.
 struct GroupPlan {
-  uint64_t begin;  // group offset
-  uint32_t units_size;
+  uint8_t* units;    // the group's first unit
+  uint8_t* dynamic;  // its dynamic bytes
   uint32_t unit_begin[kTiles];
   uint32_t dynamic_begin[kTiles];
   TileEntry entry[kTiles];
@@ -403,11 +410,10 @@ __device__ __forceinline__ void plan_group(const Group& group, const Team<kParts
       !group.split ? unit : (exists ? align_up(values_in_tile(group.count, tile)) + kPlanesBytes : 0);
   // One scan for both: the units of a group take less than 2^16 bytes, its dynamic bytes less than 2^16.
   const uint32_t both = reserved | dynamic << 16;
-  const uint32_t up_to = warp_inclusive_sum(both, lane);
+  const uint32_t up_to = warp_inclusive_sum(both);
   const uint32_t all = __shfl_sync(kFullWarp, up_to, kWarpSize - 1);
   plan->unit_begin[lane] = (up_to - both) & 0xFFFFu;
   plan->dynamic_begin[lane] = (up_to - both) >> 16;
-  if (lane == 0) plan->units_size = all & 0xFFFFu;
   if (team.rank != 0) return;
 
   const uint64_t units_size = all & 0xFFFFu, dynamic_size = align_up(all >> 16);
@@ -416,7 +422,10 @@ __device__ __forceinline__ void plan_group(const Group& group, const Team<kParts
   const uint64_t begin = exclusive_prefix(group.states, g, size, lane);
   const uint64_t parts = fast_static_bytes(group.count, group.split ? FrameLayout::split : FrameLayout::compact);
   if (lane == 0) {
-    team.write(&plan->begin, begin);
+    uint8_t* const part = group.frame + parts + begin;
+    team.write(&plan->units,
+               group.split ? group.frame + tables_end(group.count) + g * kGroupTiles * kMaxUnitBytes : part);
+    team.write(&plan->dynamic, group.split ? part : part + units_size);
     *reinterpret_cast<uint64_t*>(group.frame + group_table_begin() + 8 * g) = begin;
   }
   uint8_t* words = group.frame + tile_word_begin(group.count);
@@ -443,22 +452,26 @@ __device__ __forceinline__ void plan_group(const Group& group, const Team<kParts
 
 // ---- A block --------------------------------------------------------------------------------------------------
 
-// A block's tiles are shared out to its warps; a tile's number counts from the block's first.
-template <int kParts>
+// A block's tiles are shared out to its warps; a tile's number counts from the block's first. kFull: all its tiles
+// exist and are full, and the values are aligned to 16 bytes; the compiler then has less to ask for.
+template <int kParts, bool kFull>
 struct Block {
   Group group;
   Team<kParts> team;
-  uint32_t tiles;
+  uint32_t some_tiles;
   int warp, lane;
 
+  __device__ __forceinline__ uint32_t tiles() const { return kFull ? Team<kParts>::kBlockTiles : some_tiles; }
   __device__ __forceinline__ uint32_t in_group(uint32_t t) const { return team.first_tile() + t; }
-  __device__ __forceinline__ uint32_t values_in(uint32_t t) const { return group.values_in(in_group(t)); }
+  __device__ __forceinline__ uint32_t values_in(uint32_t t) const {
+    return kFull ? kTile : group.values_in(in_group(t));
+  }
 };
 
-template <int kParts>
-__device__ __forceinline__ void load_tiles(const Block<kParts>& block, uint8_t* slots) {
-  const bool wide = is_aligned(block.group.src, 16);
-  for (uint32_t t = block.warp; t < block.tiles; t += kWarps) {
+template <int kParts, bool kFull>
+__device__ __forceinline__ void load_tiles(const Block<kParts, kFull>& block, uint8_t* slots) {
+  const bool wide = kFull || is_aligned(block.group.src, 16);
+  for (uint32_t t = block.warp; t < block.tiles(); t += kWarps) {
     load_tile(slots + t * kSlotBytes, block.group.src + block.group.tile(block.in_group(t)) * kTileValues,
               block.values_in(t), wide, block.lane);
   }
@@ -466,39 +479,40 @@ __device__ __forceinline__ void load_tiles(const Block<kParts>& block, uint8_t* 
   __pipeline_wait_prior(0);
 }
 
-template <int kParts>
-__device__ __forceinline__ void encode_tiles(const Block<kParts>& block, uint8_t* slots, uint8_t* staging,
+template <int kParts, bool kFull>
+__device__ __forceinline__ void encode_tiles(const Block<kParts, kFull>& block, uint8_t* slots, uint8_t* staging,
                                              GroupPlan* plan) {
-  for (uint32_t t = block.warp; t < block.tiles; t += kWarps) {
+  for (uint32_t t = block.warp; t < block.tiles(); t += kWarps) {
     const uint32_t m = block.values_in(t);
     uint8_t* slot = slots + t * kSlotBytes;
-    const TileEntry entry =
-        m == kTile ? encode_tile<true>(slot, staging, m, block.lane) : encode_tile<false>(slot, staging, m, block.lane);
+    const TileEntry entry = encode_tile<kFull>(slot, staging, m, block.lane);
     if (block.lane == 0) block.team.write(&plan->entry[block.in_group(t)], entry);
   }
 }
 
-template <int kParts>
-__device__ __forceinline__ void store_tiles(const Block<kParts>& block, const uint8_t* slots, const GroupPlan& plan) {
-  const Group& group = block.group;
-  const uint64_t parts = fast_static_bytes(group.count, group.split ? FrameLayout::split : FrameLayout::compact);
-  uint8_t* const begin = group.frame + parts + plan.begin;
-  uint8_t* const units = group.split ? group.frame + tables_end(group.count) + group.tile(0) * kMaxUnitBytes : begin;
-  uint8_t* const dynamic = group.split ? begin : begin + plan.units_size;
-  for (uint32_t t = block.warp; t < block.tiles; t += kWarps) {
+template <int kParts, bool kFull>
+__device__ __forceinline__ void store_tiles(const Block<kParts, kFull>& block, const uint8_t* slots,
+                                            const GroupPlan& plan) {
+  uint8_t* const units = plan.units + 16 * block.lane;
+  slots += 16 * block.lane;
+  for (uint32_t t = block.warp; t < block.tiles(); t += kWarps) {
     const uint32_t m = block.values_in(t), in_group = block.in_group(t);
     const TileEntry entry = plan.entry[in_group];
     const uint32_t unit = unit_bytes(tile_word_mode(entry.word), m);
-    const uint32_t reserved = group.split ? align_up(m) + kPlanesBytes : unit;
-    const uint8_t* slot = slots + t * kSlotBytes;
+    const uint8_t* from = slots + t * kSlotBytes;
     uint8_t* to = units + plan.unit_begin[in_group];
 #pragma unroll
     for (uint32_t r = 0; r < kMaxUnitBytes; r += 16 * kWarpSize) {
-      const uint32_t b = r + 16 * block.lane;
-      if (b >= reserved) continue;
-      *reinterpret_cast<uint4*>(to + b) = b < unit ? *reinterpret_cast<const uint4*>(slot + b) : make_uint4(0, 0, 0, 0);
+      if (r + 16 * block.lane < unit) *reinterpret_cast<uint4*>(to + r) = *reinterpret_cast<const uint4*>(from + r);
     }
-    store_bytes(dynamic + plan.dynamic_begin[in_group], slot + unit, tile_word_dynamic(entry.word), block.lane);
+    if (block.group.split) {  // the unit's place may be larger
+      const uint32_t reserved = align_up(m) + kPlanesBytes;
+      for (uint32_t b = unit; b + 16 * block.lane < reserved; b += 16 * kWarpSize) {
+        *reinterpret_cast<uint4*>(to + b) = make_uint4(0, 0, 0, 0);
+      }
+    }
+    store_bytes(plan.dynamic + plan.dynamic_begin[in_group], from - 16 * block.lane + unit,
+                tile_word_dynamic(entry.word), block.lane);
   }
 }
 
@@ -507,26 +521,35 @@ constexpr uint32_t kSlotsBytes = Team<kParts>::kBlockTiles* kSlotBytes;
 template <int kParts>
 constexpr uint32_t kSharedBytes = kSlotsBytes<kParts> + kWarps* kMostEscapes;
 
+template <int kParts, bool kFull>
+__device__ __forceinline__ void encode_block(const EncodeLaunch& launch, const Group& group, uint32_t rank,
+                                             uint32_t tiles, uint8_t* slots, GroupPlan* plan) {
+  Block<kParts, kFull> block = {
+      group, {rank}, tiles, static_cast<int>(threadIdx.x / kWarpSize), static_cast<int>(threadIdx.x % kWarpSize)};
+  load_tiles(block, slots);
+  block.team.begin();
+  encode_tiles(block, slots, slots + kSlotsBytes<kParts> + block.warp * kMostEscapes, plan);
+  block.team.sync();
+  if (block.warp == 0) plan_group(block.group, block.team, launch.header, plan, block.lane);
+  block.team.sync();
+  store_tiles(block, slots, *plan);
+}
+
 template <int kParts>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     fast_encode_kernel(const __grid_constant__ EncodeLaunch launch) {
   extern __shared__ __align__(16) uint8_t slots[];  // and behind them each warp's staging
   __shared__ GroupPlan plan;
 
-  Block<kParts> block;
-  block.lane = threadIdx.x % kWarpSize, block.warp = threadIdx.x / kWarpSize;
-  block.group = find_group(launch, blockIdx.x / kParts);
-  block.team.rank = blockIdx.x % kParts;
-  const uint32_t first = block.team.first_tile();
-  block.tiles = block.group.tiles <= first ? 0 : min(block.group.tiles - first, Team<kParts>::kBlockTiles);
-
-  load_tiles(block, slots);
-  block.team.begin();
-  encode_tiles(block, slots, slots + kSlotsBytes<kParts> + block.warp * kMostEscapes, &plan);
-  block.team.sync();
-  if (block.warp == 0) plan_group(block.group, block.team, launch.header, &plan, block.lane);
-  block.team.sync();
-  store_tiles(block, slots, plan);
+  const Group group = find_group(launch, blockIdx.x / kParts);
+  const uint32_t rank = blockIdx.x % kParts;
+  const uint32_t first = rank * Team<kParts>::kBlockTiles;
+  const uint32_t tiles = group.tiles <= first ? 0 : min(group.tiles - first, Team<kParts>::kBlockTiles);
+  if ((group.index + 1) * kGroupValues <= group.count && is_aligned(group.src, 16)) {
+    encode_block<kParts, true>(launch, group, rank, tiles, slots, &plan);
+  } else {
+    encode_block<kParts, false>(launch, group, rank, tiles, slots, &plan);
+  }
   wait_for_previous();
 }
 

@@ -5,8 +5,6 @@
 // The result is sum_cpu.cpp's, bit for bit: every product, sum and quotient is rounded by itself. Left out are only
 // operations that change no bit: a multiplication or division by 1, and -0 stands for the sum of nothing, as -0 + x is
 // x whatever x is.
-#include <cuda_pipeline.h>
-
 #include <type_traits>
 
 #include "codec/fast_decode.cuh"
@@ -116,33 +114,107 @@ __device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint
   }
 }
 
-// A coded tile on its way through shared memory.
-struct Staged {
-  uint4 unit[kMaxUnitBytes / sizeof(uint4)];
-  uint32_t dynamic[kDynamicWords + 3];
-};
-static_assert(sizeof(Staged) % sizeof(uint4) == 0, "units are copied 16 bytes at a time");
-
-// A warp's: while a tile is decoded, the next one is copied.
-struct WarpSpace {
-  Exponents exponents;
-  Staged staged[2];
+// Coded tiles reach the warps through shared memory: those of a block from one input, which lie next to each other in
+// the frame, are a stage, and while one is decoded the next ones are copied.
+constexpr int kStages = 2;
+struct Stage {
+  uint4 units[kWarps * kMaxUnitBytes / sizeof(uint4)];
+  uint4 dynamic[kWarps * kTile / sizeof(uint4) + 2];
 };
 
-// Starts the copy. All that is copied lies inside the frame, see dynamic_word().
-__device__ __forceinline__ void stage_tile(const Tile& t, uint32_t m, Staged* to, int lane) {
-  const uint32_t vectors = static_cast<uint32_t>(unit_bytes(t.mode, m)) / sizeof(uint4);
-  const uint4* unit = reinterpret_cast<const uint4*>(t.unit);
-#pragma unroll
-  for (uint32_t r = 0; r < kMaxUnitBytes / sizeof(uint4); r += kWarpSize) {
-    if (r + lane < vectors) __pipeline_memcpy_async(to->unit + r + lane, unit + r + lane, sizeof(uint4));
-  }
-  const uint32_t words = dynamic_words(t);
-  const uint32_t* dynamic = reinterpret_cast<const uint32_t*>(t.dynamic - misalignment(t.dynamic));
-  for (uint32_t i = lane; i < words; i += kWarpSize) {
-    __pipeline_memcpy_async(to->dynamic + i, dynamic + i, sizeof(uint32_t));
-  }
+// What to copy for a stage, in vectors of 16 bytes. All of it lies inside the frame: so do units and dynamic bytes, and
+// the frame is aligned at both ends.
+struct Extent {
+  const uint4* units;
+  const uint4* dynamic;
+  uint32_t unit_vectors;
+  uint32_t dynamic_vectors;
+};
+
+__device__ __forceinline__ const uint4* vector_at(const uint8_t* p) {
+  return reinterpret_cast<const uint4*>(reinterpret_cast<uintptr_t>(p) & ~uintptr_t{15});
 }
+
+__device__ __forceinline__ Extent extent_of(const Tile& first, const Tile& last, uint32_t values_in_last) {
+  Extent x;
+  x.units = vector_at(first.unit);
+  x.unit_vectors = static_cast<uint32_t>(vector_at(last.unit + unit_bytes(last.mode, values_in_last)) - x.units);
+  x.dynamic = vector_at(first.dynamic);
+  x.dynamic_vectors = static_cast<uint32_t>(vector_at(last.dynamic + last.dynamic_size + 15) - x.dynamic);
+  return x;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// The stages of a block, used in turn. Every warp goes through the same steps, 0, 1, ...: wait(), read, release();
+// one thread begins the copies, each after the step that read the stage before.
+struct Pipeline {
+  uint64_t full[kStages];   // barriers: has been copied
+  uint64_t empty[kStages];  // has been read by all warps
+  Stage stages[kStages];
+
+#if __CUDA_ARCH__ >= 900
+  static __device__ __forceinline__ void wait_for(uint64_t* barrier, uint32_t parity) {
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again; }" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+  }
+  static __device__ __forceinline__ void copy(uint4* to, const uint4* from, uint32_t vectors, uint64_t* barrier) {
+    if (vectors == 0) return;
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(16 * vectors), "r"(shared_address(barrier))
+                 : "memory");
+  }
+
+  // By one thread, with a barrier of the block behind it.
+  __device__ __forceinline__ void init() {
+    for (int s = 0; s < kStages; ++s) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&full[s])) : "memory");
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&empty[s])), "n"(kWarps) : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  // By one thread.
+  __device__ __forceinline__ void begin(uint32_t step, const Extent& x) {
+    const uint32_t s = step % kStages;
+    if (step >= kStages) wait_for(&empty[s], (step / kStages - 1) & 1u);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&full[s])),
+                 "r"(16 * (x.unit_vectors + x.dynamic_vectors))
+                 : "memory");
+    copy(stages[s].units, x.units, x.unit_vectors, &full[s]);
+    copy(stages[s].dynamic, x.dynamic, x.dynamic_vectors, &full[s]);
+  }
+  __device__ __forceinline__ const Stage& wait(uint32_t step, const Extent&) {
+    wait_for(&full[step % kStages], step / kStages & 1u);
+    return stages[step % kStages];
+  }
+  __device__ __forceinline__ void release(uint32_t step, int lane) {
+    __syncwarp();
+    if (lane == 0) {
+      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&empty[step % kStages])) : "memory");
+    }
+  }
+#else
+  // Without asynchronous copies of this kind: by the whole block, when the stage is needed.
+  __device__ __forceinline__ void init() {}
+  __device__ __forceinline__ void begin(uint32_t, const Extent&) {}
+  __device__ __forceinline__ const Stage& wait(uint32_t step, const Extent& x) {
+    Stage& stage = stages[step % kStages];
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < x.unit_vectors; i += kThreads) stage.units[i] = x.units[i];
+    for (uint32_t i = threadIdx.x; i < x.dynamic_vectors; i += kThreads) stage.dynamic[i] = x.dynamic[i];
+    __syncthreads();
+    return stage;
+  }
+  __device__ __forceinline__ void release(uint32_t, int) {}
+#endif
+};
 
 // A lane's view of a staged unit.
 struct StagedUnit {
@@ -229,30 +301,41 @@ __device__ __forceinline__ void finish(const SumLaunch& launch, uint64_t tile, u
 // Shared memory, in front of the plans.
 template <bool kCoded>
 struct SharedSpace {
-  WarpSpace warps[kCoded ? kWarps : 1];
+  Source sources[kBatch];
+};
+template <>
+struct SharedSpace<true> {
+  Exponents exponents[kWarps];
+  Pipeline pipeline;
+  EscapePlaces places;
   Source sources[kBatch];
 };
 
-// `parts` blocks share a group.
+// `parts` blocks share a group. A block's warps take its tiles in rounds, a tile each.
 template <DType kIn, bool kScaled>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     sum_kernel(const __grid_constant__ SumLaunch launch, int parts) {
   constexpr bool kCoded = kIn == DType::bf16;
   extern __shared__ __align__(16) uint8_t shared[];
   SharedSpace<kCoded>& space = *reinterpret_cast<SharedSpace<kCoded>*>(shared);
-  Source* sources = space.sources;
   TilePlan* plans = reinterpret_cast<TilePlan*>(shared + sizeof(space));  // kGroupTiles for each of a batch
 
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const uint64_t g = blockIdx.x / parts;
   const uint32_t block_tiles = static_cast<uint32_t>(kGroupTiles) / parts;
   const uint32_t first_in_group = blockIdx.x % parts * block_tiles;
-  const uint64_t tiles = tile_count(launch.count);
+  const uint64_t tiles_left = tile_count(launch.count) - g * kGroupTiles;
+  const uint32_t end_in_group = static_cast<uint32_t>(min(tiles_left, uint64_t{first_in_group + block_tiles}));
+  if constexpr (kCoded) {
+    if (threadIdx.x < 32) space.places.set(threadIdx.x);
+    if (threadIdx.x == 0) space.pipeline.init();
+  }
 
-  for (uint32_t round = 0; round < block_tiles; round += kWarps) {
-    const uint32_t in_group = first_in_group + round + warp;
+  uint32_t step = 0;  // of the pipeline
+  for (uint32_t round = first_in_group; round < end_in_group; round += kWarps) {
+    const uint32_t in_group = round + warp;
     const uint64_t tile = g * kGroupTiles + in_group;
-    const uint32_t m = tile < tiles ? static_cast<uint32_t>(values_in_tile(launch.count, tile)) : 0;
+    const uint32_t m = in_group < end_in_group ? static_cast<uint32_t>(values_in_tile(launch.count, tile)) : 0;
     LaneSums sums;
 #pragma unroll
     for (int k = 0; k < kRuns; ++k) {
@@ -261,42 +344,49 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     }
     for (int first = 0; first < launch.n; first += kBatch) {
       const int n = min(launch.n - first, kBatch);
-      if (round == 0 || launch.n > kBatch) {
+      if (round == first_in_group || launch.n > kBatch) {
         __syncthreads();  // the plans before these have been used
         for (int i = warp; i < n; i += kWarps) {
-          plan_source<kIn>(launch, first + i, g, &sources[i], plans + i * kGroupTiles, lane);
+          plan_source<kIn>(launch, first + i, g, &space.sources[i], plans + i * kGroupTiles, lane);
         }
         __syncthreads();
       }
-      if (m == 0) continue;
 
-      const auto find = [&](int i) { return find_tile(sources[i].place, plans[i * kGroupTiles + in_group]); };
-      const auto stage = [&](int i) {
-        if constexpr (kCoded) {
-          if (i < n && sources[i].kind == Kind::coded) stage_tile(find(i), m, &space.warps[warp].staged[i % 2], lane);
-          __pipeline_commit();
-        }
+      const auto extent = [&](int i) {
+        const Source& source = space.sources[i];
+        if (source.kind != Kind::coded) return Extent{};
+        const uint32_t last = min(round + kWarps, end_in_group) - 1;
+        return extent_of(find_tile(source.place, plans[i * kGroupTiles + round]),
+                         find_tile(source.place, plans[i * kGroupTiles + last]),
+                         static_cast<uint32_t>(values_in_tile(launch.count, g * kGroupTiles + last)));
       };
-      __syncwarp();  // what was staged before has been read
-      stage(0);
+      if constexpr (kCoded) {
+        if (threadIdx.x == 0) {
+          for (int i = 0; i < min(n, kStages - 1); ++i) space.pipeline.begin(step + i, extent(i));
+        }
+      }
 #pragma unroll 1
       for (int i = 0; i < n; ++i) {
-        __pipeline_wait_prior(0);
-        __syncwarp();
-        stage(i + 1);
-        if (sources[i].kind == Kind::values) {
-          add_values<kIn, kScaled>(sources[i].values, tile, m, launch.scale, lane, &sums);
+        const Source& source = space.sources[i];
+        if (source.kind == Kind::values && m != 0) {
+          add_values<kIn, kScaled>(source.values, tile, m, launch.scale, lane, &sums);
         }
         if constexpr (kCoded) {
-          if (sources[i].kind != Kind::coded) continue;
-          const Tile t = find(i);
-          const Staged& staged = space.warps[warp].staged[i % 2];
-          const StagedUnit unit = {reinterpret_cast<const uint8_t*>(staged.unit), static_cast<uint32_t>(align_up(m)),
-                                   lane};
-          const uint8_t* dynamic = reinterpret_cast<const uint8_t*>(staged.dynamic) + misalignment(t.dynamic);
-          const bool good = decode_tile(t, unit, dynamic, m, &space.warps[warp].exponents, lane,
-                                        [&](int k, uint4 v) { add<kScaled>(v, launch.scale, sums.sum[k]); });
-          if (!good && lane == 0) report(launch.status + first + i, Status::bad_escapes);
+          const int ahead = i + kStages - 1;
+          if (threadIdx.x == 0 && ahead < n) space.pipeline.begin(step + kStages - 1, extent(ahead));
+          const Stage& stage = space.pipeline.wait(step, extent(i));
+          if (source.kind == Kind::coded && m != 0) {
+            const TilePlan plan = plans[i * kGroupTiles + in_group], plan0 = plans[i * kGroupTiles + round];
+            const StagedUnit unit = {reinterpret_cast<const uint8_t*>(stage.units) + (plan.unit - plan0.unit),
+                                     static_cast<uint32_t>(align_up(m)), lane};
+            const uint8_t* dynamic =
+                reinterpret_cast<const uint8_t*>(stage.dynamic) + (plan.dynamic - (plan0.dynamic & ~15));
+            const bool good =
+                decode_tile(find_tile(source.place, plan), unit, dynamic, m, space.places, &space.exponents[warp], lane,
+                            [&](int k, uint4 v) { add<kScaled>(v, launch.scale, sums.sum[k]); });
+            if (!good && lane == 0) report(launch.status + first + i, Status::bad_escapes);
+          }
+          space.pipeline.release(step++, lane);
         }
       }
     }
@@ -311,7 +401,7 @@ cudaError_t launch_sum(const SumLaunch& launch, cudaStream_t stream) {
   const cudaError_t error = processor_count(&processors);
   if (error != cudaSuccess) return error;
   const uint64_t groups = group_count(launch.count);
-  const int parts = groups >= kManyGroups * processors ? 1 : static_cast<int>(kGroupTiles) / kWarps;
+  const int parts = groups >= kManyGroups * processors ? 2 : static_cast<int>(kGroupTiles) / kWarps;
   const unsigned blocks = static_cast<unsigned>(groups * parts);
   constexpr bool kCoded = kIn == DType::bf16;
   const int planned = !kCoded ? 0 : launch.n < kBatch ? launch.n : kBatch;

@@ -201,6 +201,10 @@ void test_corrupt(bool quick) {
       check_same_outcome(payload, count, DType::bf16, checksum, name + ": payload");
       check_same_outcome(garbage, count, DType::bf16, checksum, name + ": garbage");
       check_same_outcome(shorter, count, DType::bf16, true, name + ": truncated");
+      // A group moved by one byte: it fits the next one, but not the one before, and would be read misaligned.
+      std::vector<Bytes> moved = {frame};
+      for (size_t g = 1; g < zipccl::group_count(count); ++g) ++moved[0][zipccl::group_table_begin() + 8 * g];
+      check_same_outcome(moved, count, DType::bf16, checksum, name + ": moved group");
       check_same_outcome({frame}, count + 1, DType::bf16, true, name + ": other count");
       check_same_outcome({frame}, count, DType::f16, true, name + ": other dtype");
     }
