@@ -47,8 +47,15 @@ class RankFailed(AssertionError):
     pass
 
 
-def run(work: Callable, world: int, *args: Any, timeout: float = 60, env: dict[str, str] | None = None) -> list[Any]:
-    """work(rank, *args) on `world` ranks; their results in rank order."""
+def run(
+    work: Callable,
+    world: int,
+    *args: Any,
+    timeout: float = 60,
+    env: dict[str, str] | None = None,
+    killed: tuple[int, ...] = (),
+) -> list[Any]:
+    """work(rank, *args) on `world` ranks; their results in rank order. Ranks in `killed` must die by SIGKILL: None."""
     with tempfile.TemporaryDirectory(prefix="zipccl-ranks-") as directory:
         processes: list[Any] = []
         pipes: dict[Any, int] = {}  # reading end -> rank
@@ -61,7 +68,7 @@ def run(work: Callable, world: int, *args: Any, timeout: float = 60, env: dict[s
                 writer.close()
                 processes.append(process)
                 pipes[reader] = rank
-            results, failures = _collect(pipes, processes, time.monotonic() + timeout)
+            results, failures = _collect(pipes, processes, time.monotonic() + timeout, killed)
             if len(results) < world and not failures:
                 for process in processes:
                     _dump_stacks(process)
@@ -87,7 +94,9 @@ def _environment(rank: int, world: int, directory: str) -> dict[str, str]:
     return env
 
 
-def _collect(pipes: dict[Any, int], processes: list[Any], deadline: float) -> tuple[dict[int, Any], dict[int, str]]:
+def _collect(
+    pipes: dict[Any, int], processes: list[Any], deadline: float, killed: tuple[int, ...]
+) -> tuple[dict[int, Any], dict[int, str]]:
     """Results and failures (in order of arrival) by rank, until all have spoken or the time is up."""
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
@@ -103,6 +112,8 @@ def _collect(pipes: dict[Any, int], processes: list[Any], deadline: float) -> tu
             except EOFError:
                 processes[rank].join(_GRACE_S)
                 ok, value = False, f"died without a word, exit code {processes[rank].exitcode}"
+                if rank in killed and processes[rank].exitcode == -signal.SIGKILL:
+                    ok, value = True, None
             pipe.close()
             if ok:
                 results[rank] = value

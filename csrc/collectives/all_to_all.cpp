@@ -41,6 +41,47 @@ Frames encode_some(Engine& engine, const Tensors& inputs, const std::vector<bool
   return f;
 }
 
+// gloo ends the process when a message is longer than its receiver expects. So ranks first tell each other what they
+// will send, while frames are encoded.
+class Announcement {
+ public:
+  Announcement(const Place& place, const Tensors& inputs, const std::vector<bool>& zipped, Design design)
+      : place_(place), design_(design) {
+    if (!inputs[0].is_cpu()) return;
+    const int world = place.world();
+    told_ = place.engine.empty(world, at::kLong);
+    heard_ = place.engine.empty(world, at::kLong);
+    for (int r = 0; r < world; ++r) told_.mutable_data_ptr<int64_t>()[r] = word(inputs[r], zipped[r]);
+    work_ = place.messages.begin_all_to_all_words(heard_, told_);
+  }
+
+  // Waits, and throws for the first rank that will send anything but what is expected.
+  void compare(const Tensors& outputs, const std::vector<bool>& zipped) {
+    if (!work_) return;
+    work_->wait();
+    for (int r = 0; r < place_.world(); ++r) {
+      const int64_t heard = heard_.const_data_ptr<int64_t>()[r], expected = word(outputs[r], zipped[r]);
+      if (r != place_.rank() && heard != expected)
+        throw Error(place_.what + ": rank " + std::to_string(r) + " sends " + text(heard) + ", expected were " +
+                    text(expected) + "; do all ranks pass the same shapes and options?");
+    }
+  }
+
+ private:
+  int64_t word(const at::Tensor& t, bool zipped) const {
+    return static_cast<int64_t>(t.nbytes()) << 2 | (zipped ? static_cast<int64_t>(design_) : 0);
+  }
+  static std::string text(int64_t word) {
+    const int64_t how = word & 3;
+    return std::to_string(word >> 2) + " bytes " + (how ? "zipped by design " + std::to_string(how) : "raw");
+  }
+
+  const Place& place_;
+  Design design_;
+  at::Tensor told_, heard_;
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
 int64_t static_size(const FrameOptions& options, const at::Tensor& t) {
   return static_cast<int64_t>(static_bytes(options, t.numel()));
 }
@@ -61,8 +102,11 @@ std::vector<at::Tensor> exchange(const Place& place, const Tensors& inputs, cons
     receive_zipped[r] = zips(r, outputs[r]);
     if (r != rank) traffic->raw_bytes += outputs[r].nbytes();
   }
+  Announcement announcement(place, inputs, send_zipped, pair.design);
   const Frames frames = encode_some(engine, inputs, send_zipped, options);
   traffic->encode += watch.lap();
+  announcement.compare(outputs, receive_zipped);
+  traffic->sizes += watch.lap();
 
   // Raw messages go and arrive as they are, in the first exchange that carries data.
   const at::Tensor nothing = engine.empty(0, at::kByte);

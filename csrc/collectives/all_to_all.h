@@ -4,6 +4,9 @@
 //   Design 1   sizes | frames, in the compact layout: exactly the bytes needed, zero rows (constant tiles) cost nothing
 //   Design 2   static parts, whose sizes are known beforehand | dynamic parts, whose sizes the headers in the static
 //              parts tell: most bytes move before anybody has waited for a size
+//
+// On the CPU ranks first compare what they are about to send, while frames are encoded: gloo would end a process that
+// gets more than it expects.
 #pragma once
 
 #include <ATen/ATen.h>

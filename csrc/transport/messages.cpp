@@ -64,6 +64,14 @@ void Messages::all_to_all_words(at::Tensor out, at::Tensor in) const {
   finish(inner_->alltoall_base(out, in, equal, equal, blocking<c10d::AllToAllOptions>(timeout_)));
 }
 
+c10::intrusive_ptr<c10d::Work> Messages::begin_all_to_all_words(at::Tensor out, at::Tensor in) const {
+  at::NoGradGuard no_grad;
+  std::vector<int64_t> equal;
+  auto options = blocking<c10d::AllToAllOptions>(timeout_);
+  options.asyncOp = true;
+  return inner_->alltoall_base(out, in, equal, equal, options);
+}
+
 void Messages::broadcast(at::Tensor values, int root) const {
   at::NoGradGuard no_grad;
   auto options = blocking<c10d::BroadcastOptions>(timeout_);

@@ -32,6 +32,8 @@ class Messages {
   void all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const;
   // out[world] gets in[world] transposed over ranks. int64.
   void all_to_all_words(at::Tensor out, at::Tensor in) const;
+  // The same, begun; to be waited for before any other message.
+  c10::intrusive_ptr<c10d::Work> begin_all_to_all_words(at::Tensor out, at::Tensor in) const;
 
   void broadcast(at::Tensor values, int root) const;
   // parts: world tensors of out's size on the root, empty elsewhere.

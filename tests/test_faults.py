@@ -1,0 +1,472 @@
+"""Ranks that die, never come, or disagree: every other rank gets an exception in time, and nothing wrong comes out.
+
+Real processes. A group's timeout is short here; each test's ranks must be through long before the wall limit.
+"""
+
+import datetime
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+import zipccl
+from ranks import same_bits
+from samples import BF16, weights
+
+TIMEOUT = 6  # of groups, seconds
+WALL = 60  # of a whole test
+COUNT = 64 * 1024
+COLLECTIVES = ("all_gather", "all_to_all", "broadcast", "scatter", "gather", "reduce_scatter", "all_reduce")
+ZIP = {name: "zip" for name in COLLECTIVES} | {"min_bytes": 0}
+
+
+def start(**options) -> tuple[int, int]:
+    ranks.init("zipccl", timeout=TIMEOUT, pg_options=zipccl.Options(**(ZIP | options)))
+    return dist.get_rank(), dist.get_world_size()
+
+
+# Each makes one call and gives pairs of what arrived and what should have.
+
+
+def all_gather(count, group=None, async_op=False):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    out = torch.empty(count * world, dtype=BF16)
+    work = dist.all_gather_into_tensor(out, weights(rank, count), group=group, async_op=async_op)
+    return work, lambda: [(out, torch.cat([weights(r, count) for r in range(world)]))]
+
+
+def all_to_all(count, group=None, async_op=False):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    out, x = torch.empty(count * world, dtype=BF16), weights(rank, count * world)
+    work = dist.all_to_all_single(out, x, group=group, async_op=async_op)
+    parts = [weights(r, count * world)[count * rank :][:count] for r in range(world)]
+    return work, lambda: [(out, torch.cat(parts))]
+
+
+def uneven_all_to_all(count, group=None, async_op=False):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    out, x = torch.empty(count * world, dtype=BF16), weights(rank, count * world)
+    work = dist.all_to_all_single(out, x, [count] * world, [count] * world, group=group, async_op=async_op)
+    parts = [weights(r, count * world)[count * rank :][:count] for r in range(world)]
+    return work, lambda: [(out, torch.cat(parts))]
+
+
+def broadcast(count, group=None, async_op=False):
+    t = weights(dist.get_rank(), count)
+    return dist.broadcast(t, 0, group=group, async_op=async_op), lambda: [(t, weights(0, count))]
+
+
+def scatter(count, group=None, async_op=False):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    out = torch.empty(count, dtype=BF16)
+    work = dist.scatter(
+        out, [weights(r, count) for r in range(world)] if rank == 0 else None, group=group, async_op=async_op
+    )
+    return work, lambda: [(out, weights(rank, count))]
+
+
+def gather(count, group=None, async_op=False):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    outs = [torch.empty(count, dtype=BF16) for _ in range(world)] if rank == 0 else None
+    work = dist.gather(weights(rank, count), outs, group=group, async_op=async_op)
+    return work, lambda: [(out, weights(r, count)) for r, out in enumerate(outs or [])]
+
+
+def reduce_scatter(count, group=None, async_op=False):
+    world = dist.get_world_size()
+    out = torch.empty(count, dtype=BF16)
+    work = dist.reduce_scatter_tensor(out, torch.ones(count * world, dtype=BF16), group=group, async_op=async_op)
+    return work, lambda: [(out, torch.full((count,), world, dtype=BF16))]
+
+
+def all_reduce(count, group=None, async_op=False):
+    t = torch.ones(count, dtype=BF16)
+    work = dist.all_reduce(t, group=group, async_op=async_op)
+    return work, lambda: [(t, torch.full((count,), dist.get_world_size(), dtype=BF16))]
+
+
+CALLS = [all_gather, all_to_all, uneven_all_to_all, broadcast, scatter, gather, reduce_scatter, all_reduce]
+CASES = [(call, 2 if "all_to_all" in call.__name__ else "auto") for call in CALLS] + [(all_to_all, 1)]
+EACH = pytest.mark.parametrize("call, design", CASES, ids=lambda p: p.__name__ if callable(p) else f"design {p}")
+
+
+def op_name(call) -> str:
+    return call.__name__.removeprefix("uneven_")
+
+
+def outcome(call, count) -> tuple[str | None, float]:
+    """The error's text (None: a right result) and the seconds it took. A wrong result is an AssertionError."""
+    began = time.monotonic()
+    try:
+        _, pairs = call(count)
+        for found, truth in pairs():
+            assert same_bits(found, truth), f"{call.__name__}: wrong result"
+    except RuntimeError as error:
+        return str(error), time.monotonic() - began
+    return None, time.monotonic() - began
+
+
+def leave() -> float:
+    """Groups with broken peers can be destroyed; seconds it took."""
+    began = time.monotonic()
+    dist.destroy_process_group()
+    return time.monotonic() - began
+
+
+def check_report(text: str, call, rank: int, world: int) -> None:
+    assert re.search(rf"zipccl {op_name(call)} \(rank {rank} of {world}, group [^)]*, \d+ bytes\): .", text), text
+
+
+# ---- a rank is killed ------------------------------------------------------------------------------------------
+
+
+def survive(rank, call, design):
+    """Rank 2 dies while calls are under way; the others go on calling until they are told."""
+    rank, world = start(all_to_all_design=design)
+    first, _ = outcome(call, COUNT)
+    assert first is None
+    if rank == 2:
+        works = [call(COUNT, async_op=True) for _ in range(6)]
+        works[2][0].wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+    texts = []
+    deadline = time.monotonic() + 3 * TIMEOUT
+    while not texts and time.monotonic() < deadline:
+        text, seconds = outcome(call, COUNT)
+        if text is not None:
+            assert seconds < TIMEOUT + 4
+            texts.append(text)
+    again, seconds = outcome(call, COUNT)  # the group is done for: at once, or at least in time
+    assert seconds < TIMEOUT + 4
+    return texts, again, leave()
+
+
+@EACH
+def test_a_rank_is_killed(call, design):
+    for rank, result in enumerate(ranks.run(survive, 3, call, design, timeout=WALL, killed=(2,))):
+        if rank == 2:
+            assert result is None
+            continue
+        texts, again, seconds = result
+        # Who needs nothing from the dead rank may not notice; who notices says what, where and why.
+        assert texts or call in (broadcast, scatter), f"rank {rank} did not notice"
+        for text in texts:
+            check_report(text, call, rank, 3)
+        assert again is not None or not texts
+        assert seconds < 12
+
+
+# ---- a rank never comes ----------------------------------------------------------------------------------------
+
+
+def wait_in_vain(rank):
+    """Every collective at once, each in a group of its own; rank 1 takes part in none."""
+    rank, world = start()
+    store = dist.distributed_c10d._get_default_store()
+    timeout = datetime.timedelta(seconds=TIMEOUT)
+    groups = [
+        dist.new_group(timeout=timeout, pg_options=zipccl.Options(**ZIP, all_to_all_design=design))
+        for _, design in CASES
+    ]
+    texts = {}
+    if rank != 1:
+        began = time.monotonic()
+        works = [call(COUNT, group, async_op=True) for (call, _), group in zip(CASES, groups, strict=True)]
+        for (call, design), (work, pairs) in zip(CASES, works, strict=True):
+            try:
+                work.wait()
+            except RuntimeError as error:
+                check_report(texts.setdefault((call, design), str(error)), call, rank, world)
+            else:
+                assert all(same_bits(found, truth) for found, truth in pairs())
+        assert time.monotonic() - began < TIMEOUT + 6
+        assert leave() < 12
+        store.set(f"gave up {rank}", "")
+    store.wait([f"gave up {r}" for r in range(world) if r != 1])
+    return texts
+
+
+def test_a_rank_never_comes():
+    results = ranks.run(wait_in_vain, 3, timeout=WALL)
+    for rank in (0, 2):
+        for case in CASES:
+            # A root that sends does not wait for who receives, nor one receiver for another.
+            assert case in results[rank] or case[0] in (broadcast, scatter), f"rank {rank} did not notice: {case}"
+
+
+# ---- ranks disagree --------------------------------------------------------------------------------------------
+
+
+def disagree(rank, call, design, other_count):
+    rank, world = start(all_to_all_design=design)
+    text, seconds = outcome(call, other_count if rank == 1 else COUNT)
+    leave()
+    return text, seconds
+
+
+@pytest.mark.parametrize("other", [COUNT - 1000, 3 * COUNT, 1], ids=["fewer", "more", "one"])
+@EACH
+def test_shapes_differ(call, design, other):
+    results = ranks.run(disagree, 3, call, design, other, timeout=WALL)
+    assert any(text for text, _ in results), "nobody noticed"
+    for rank, (text, seconds) in enumerate(results):
+        assert seconds < TIMEOUT + 4
+        if text:
+            check_report(text, call, rank, 3)
+
+
+def check_options_at_creation(rank):
+    """Who differs from rank 0 is told so at once; nobody is left in a call that cannot end."""
+    began = time.monotonic()
+    try:
+        ranks.init("zipccl", timeout=TIMEOUT, pg_options=zipccl.Options(checksum=rank == 1))
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        return str(error), time.monotonic() - began
+    return None, time.monotonic() - began
+
+
+def test_options_differ_at_creation():
+    results = ranks.run(check_options_at_creation, 3, timeout=WALL)
+    assert "rank 1 of group" in results[1][0] and "every rank must pass the same" in results[1][0]
+    assert all(text and seconds < 2 * TIMEOUT + 6 for text, seconds in results)
+
+
+OVERRIDES = [
+    (all_gather, {"all_gather": "raw"}),
+    (all_to_all, {"all_to_all": "raw"}),
+    (all_to_all, {"all_to_all_design": 1}),
+    (uneven_all_to_all, {"min_bytes": 2 * COUNT * 3 + 3}),
+    (broadcast, {"broadcast": "raw"}),
+    (scatter, {"scatter": "raw"}),
+    (gather, {"gather": "raw"}),
+    (reduce_scatter, {"reduce_scatter": "raw"}),
+    (all_reduce, {"all_reduce": "raw"}),
+]
+
+
+def check_override(rank):
+    """Rank 1 alone goes another way, in every collective at once."""
+    rank, world = start()
+    timeout = datetime.timedelta(seconds=TIMEOUT)
+    options = zipccl.Options(**ZIP, all_to_all_design=2)
+    groups = [dist.new_group(timeout=timeout, pg_options=options) for _ in OVERRIDES]
+    began = time.monotonic()
+    works = []
+    for group, (call, change) in zip(groups, OVERRIDES, strict=True):
+        with zipccl.override(group, **(change if rank == 1 else {})):
+            works.append(call(COUNT, group, async_op=True))
+    noticed = []
+    for work, pairs in works:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            noticed.append(str(error))
+        else:
+            noticed.append(None)
+            assert all(same_bits(found, truth) for found, truth in pairs())
+    assert time.monotonic() - began < TIMEOUT + 6
+    dist.barrier()  # the default group is none the worse
+    assert leave() < 12
+    return noticed
+
+
+def test_options_differ_in_a_call():
+    results = ranks.run(check_override, 3, timeout=WALL)
+    for i, case in enumerate(OVERRIDES):
+        assert any(noticed[i] for noticed in results), f"nobody noticed: {case}"
+    for noticed in (results[0], results[2]):
+        for (call, _), text in zip(OVERRIDES, noticed, strict=True):
+            if text:
+                assert f"zipccl {op_name(call)} (rank" in text
+    said = [noticed[2] for noticed in (results[0], results[2])]
+    assert all(
+        "rank 1 sends 131072 bytes zipped by design 1, expected were 131072 bytes zipped by design 2" in t for t in said
+    )
+
+
+# ---- a frame is damaged on its way -----------------------------------------------------------------------------
+
+
+class Peer:
+    """Rank 1 of 2, who speaks the protocol over gloo by hand and flips a bit in what it sends."""
+
+    def __init__(self, gloo, damage: bool):
+        self.gloo, self.damage = gloo, damage
+
+    def frame(self, values: torch.Tensor, layout: str = "compact") -> torch.Tensor:
+        frame = zipccl.compress(values, layout=layout, checksum=True)
+        if self.damage:
+            frame[-200] ^= 4
+        return frame
+
+    def words(self, to_rank_0: int) -> None:
+        options = dist.AllToAllOptions()
+        self.gloo.alltoall_base(torch.empty(2, dtype=torch.int64), torch.tensor([to_rank_0, 0]), [], [], options).wait()
+
+    def bytes(self, data: torch.Tensor, expected: int) -> None:
+        options = dist.AllToAllOptions()
+        received = torch.empty(expected, dtype=torch.uint8)
+        self.gloo.alltoall_base(received, data, [expected, 0], [data.numel(), 0], options).wait()
+
+    def gathered(self, frame: torch.Tensor) -> None:
+        sizes = torch.empty(2, dtype=torch.int64)
+        self.gloo._allgather_base(sizes, torch.tensor([frame.numel()])).wait()
+        largest = int(sizes.max())
+        padded = torch.nn.functional.pad(frame, (0, largest - frame.numel()))
+        self.gloo._allgather_base(torch.empty(2 * largest, dtype=torch.uint8), padded).wait()
+
+    def all_gather(self):
+        self.gathered(self.frame(weights(1, COUNT)))
+
+    def exchanged(self, mine: torch.Tensor, rank_0s: torch.Tensor) -> None:
+        frame, other = self.frame(mine), zipccl.compress(rank_0s, checksum=True)
+        self.words(mine.nbytes << 2 | 1)
+        self.words(frame.numel())
+        self.bytes(frame, other.numel())
+
+    def all_to_all_1(self):
+        self.exchanged(weights(1, 2 * COUNT)[:COUNT], weights(0, 2 * COUNT)[COUNT:])
+
+    def all_to_all_2(self):
+        mine, rank_0s = weights(1, 2 * COUNT)[:COUNT], weights(0, 2 * COUNT)[COUNT:]
+        frame, other = self.frame(mine, "split"), zipccl.compress(rank_0s, layout="split", checksum=True)
+        static = 64 + 8 * 2 + 3 * 64 + 1408 * 64  # header, 2 groups, 64 tiles and their units: docs/format.md
+        self.words(mine.nbytes << 2 | 2)
+        self.bytes(frame[:static], static)
+        self.bytes(frame[static:], other.numel() - static)
+
+    def broadcast(self):
+        frame = self.frame(weights(1, COUNT))
+        for t in (torch.tensor([frame.numel()]), frame):
+            self.gloo.broadcast(t, 1).wait()
+
+    def scatter(self):
+        frame = self.frame(weights(0, COUNT))
+        self.gloo.broadcast(torch.tensor([frame.numel(), frame.numel()]), 1).wait()
+        self.gloo.scatter(torch.empty_like(frame), [frame, frame], 1).wait()
+
+    def gather(self):
+        frame, sizes = self.frame(weights(1, COUNT)), torch.empty(2, dtype=torch.int64)
+        self.gloo._allgather_base(sizes, torch.tensor([frame.numel()])).wait()
+        self.gloo.gather([], torch.nn.functional.pad(frame, (0, int(sizes.max()) - frame.numel())), 0).wait()
+
+    def reduce_scatter(self):
+        self.exchanged(weights(1, 2 * COUNT)[:COUNT], weights(0, 2 * COUNT)[COUNT:])
+
+    def all_reduce(self):
+        """Sound halves of the input; damaged is the sum that is gathered."""
+        damage, self.damage = self.damage, False
+        mine, rank_0s = weights(1, COUNT), weights(0, COUNT)
+        half = COUNT // 2
+        self.exchanged(mine[:half], rank_0s[half:])
+        self.damage = damage
+        self.gathered(self.frame((rank_0s.float() + mine.float())[half:].to(BF16)))
+
+
+def receive(backend, kind: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Rank 0's call to go with the peer's: what came, what should have come."""
+    mine, out, half = weights(0, 2 * COUNT), torch.empty(COUNT, dtype=BF16), COUNT // 2
+    both = weights(1, 2 * COUNT)
+    if kind == "all_gather":
+        out = torch.empty(2 * COUNT, dtype=BF16)
+        backend._allgather_base(out, weights(0, COUNT)).wait()
+        return [(out, torch.cat([weights(0, COUNT), weights(1, COUNT)]))]
+    if kind.startswith("all_to_all"):
+        out = torch.empty_like(mine)
+        backend.alltoall_base(out, mine, [], [], dist.AllToAllOptions()).wait()
+        return [(out, torch.cat([mine[:COUNT], both[:COUNT]]))]
+    if kind == "broadcast":
+        backend.broadcast(out, 1).wait()
+        return [(out, weights(1, COUNT))]
+    if kind == "scatter":
+        backend.scatter(out, [], 1).wait()
+        return [(out, weights(0, COUNT))]
+    if kind == "gather":
+        outs = [torch.empty_like(out) for _ in range(2)]
+        backend.gather(outs, weights(0, COUNT), 0).wait()
+        return [(outs[0], weights(0, COUNT)), (outs[1], weights(1, COUNT))]
+    if kind == "reduce_scatter":
+        backend._reduce_scatter_base(out, mine).wait()
+        return [(out, (mine[:COUNT].float() + both[:COUNT].float()).to(BF16))]
+    t = weights(0, COUNT)
+    backend.allreduce([t]).wait()
+    return [(t[half:], (weights(0, COUNT).float() + weights(1, COUNT).float()).to(BF16)[half:])]
+
+
+KINDS = ["all_gather", "all_to_all_1", "all_to_all_2", "broadcast", "scatter", "gather", "reduce_scatter", "all_reduce"]
+
+
+def check_damage(rank):
+    store = dist.FileStore(f"{os.environ['RANKS_DIRECTORY']}/damage", 2)
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, 2, datetime.timedelta(seconds=TIMEOUT))
+    for kind in KINDS:
+        options = zipccl.Options(**ZIP, checksum=True, all_to_all_design=1 if kind == "all_to_all_1" else 2)
+        backend = zipccl._C.ZipBackend(rank, 2, gloo, gloo, None, options.native())
+        for damage in (False, True, False):  # and the call after it is none the worse
+            if rank == 1:
+                getattr(Peer(gloo, damage), kind)()
+            elif damage:
+                name = kind.removesuffix("_1").removesuffix("_2")
+                said = rf"zipccl {name} \(rank 0 of 2, group [^)]*, \d+ bytes\): frame from rank 1: .*checksum mismatch"
+                with pytest.raises(zipccl.FrameError, match=said):
+                    receive(backend, kind)
+            else:
+                assert all(same_bits(found, truth) for found, truth in receive(backend, kind)), kind
+
+
+def test_a_frame_is_damaged_on_its_way():
+    ranks.run(check_damage, 2, timeout=WALL)
+
+
+# ---- the end of a process whose group is broken ----------------------------------------------------------------
+
+SCRIPT = """
+import datetime, os, sys, torch, torch.distributed as dist, zipccl
+rank, path, destroy = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "destroy"
+store = dist.FileStore(path, 2)
+dist.init_process_group("zipccl", store=store, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=4))
+out, x = torch.empty(80_000, dtype=torch.bfloat16), torch.ones(40_000, dtype=torch.bfloat16)
+dist.all_gather_into_tensor(out, x)
+if rank == 1:
+    os.kill(os.getpid(), 9)
+works = [dist.all_to_all_single(torch.empty_like(out), out, async_op=True) for _ in range(5)]
+try:
+    works[0].wait()
+except zipccl.Error as error:
+    print("told:", error, flush=True)
+if destroy:
+    dist.destroy_process_group()
+print("end of script", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["destroy", "leave"])
+def test_the_process_ends(how, tmp_path):
+    env = os.environ | {f"ZIPCCL_{name.upper()}": str(value) for name, value in ZIP.items()}
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store"), how],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        output, _ = processes[0].communicate(timeout=WALL)
+        assert processes[0].returncode == 0, output
+        assert "told: zipccl all_to_all (rank 0 of 2" in output and output.strip().endswith("end of script")
+        assert processes[1].wait(timeout=WALL) == -signal.SIGKILL
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
