@@ -56,6 +56,7 @@ struct SumLaunch {
   uint8_t out;
   float scale;
   float divisor;
+  float factor;  // applied after it; one of the two is 1
   void* dst;
   uint64_t count;
   int32_t* status;  // per input

@@ -1,34 +1,32 @@
-// Code::fast, tensor to frame. A block owns a group of 32 tiles, or, where there are few, a cluster of two blocks does;
-// a warp owns a tile at a time, a lane 32 values of it: one word of each plane.
+// Code::fast, tensor to frame. A block owns a group of 32 tiles, a warp a tile at a time, a lane 32 values of it: one
+// word of each plane.
 //
-//   1. Every tile is copied into a slot of shared memory and encoded in place: its unit, then its dynamic bytes, which
-//      together never exceed the bytes of its values.
+//   1. A tile is loaded into registers and encoded; its unit goes to the tile's slot of shared memory, its dynamic
+//   bytes
+//      to a pool that the group's tiles share. What does not fit (raw tiles, escapes that the pool has no room for) is
+//      made again from the values in step 3. Small slots are what lets enough groups run at a time for one to work
+//      while another waits.
 //   2. The sizes of the group's tiles give the size of its part of the frame. Where the part begins follows from the
 //      groups before it, by decoupled look-back (Merrill and Garland, "Single-pass parallel prefix scan with
 //      decoupled look-back", 2016).
 //   3. Units and dynamic bytes go from shared memory to the frame.
 //
-// Timing decides who waits for whom, never where a byte goes.
-#include <cooperative_groups.h>
-#include <cuda_pipeline.h>
-
+// Timing decides who waits for whom, and which tile gets room in the pool, but never where a byte of the frame goes.
 #include "codec/cuda_device.cuh"
 
 namespace zipccl {
 namespace cuda {
 namespace {
 
-constexpr int kWarps = 16;
+constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kBlocksPerProcessor = 3;  // as many as shared memory holds on sm_90
-constexpr uint64_t kFewGroups = 1;      // per processor: up to there two blocks share a group
+constexpr int kBlocksPerProcessor = 4;  // as many as shared memory holds on sm_90
 constexpr int kTiles = static_cast<int>(kGroupTiles);
 constexpr uint32_t kTile = static_cast<uint32_t>(kTileValues);
-constexpr uint32_t kSlotBytes = 2 * kTile;
 static_assert(kTiles == kWarpSize, "a warp plans a group, a lane each tile");
-// A window tile that pays has fewer escapes than this.
-constexpr uint32_t kMostEscapes = kTile - kPlanesBytes;
-static_assert(kMaxUnitBytes + kMostEscapes <= kSlotBytes, "an encoded tile fits its slot");
+constexpr uint32_t kSlotBytes = static_cast<uint32_t>(kMaxUnitBytes);
+constexpr uint32_t kPoolBytes = 11 << 10;  // 352 a tile
+static_assert(kSlotBytes >= kTile, "a slot also holds a tile's exponents");
 
 // ---- A tile ---------------------------------------------------------------------------------------------------
 
@@ -133,8 +131,10 @@ __device__ __forceinline__ uint2 sign_mantissas(const uint32_t (&w)[4]) {
 }
 
 __device__ __forceinline__ uint2 exponent_bytes(const uint32_t (&w)[4]) {
-  return make_uint2(__byte_perm(exponents(w[0]), exponents(w[1]), 0x6420),
-                    __byte_perm(exponents(w[2]), exponents(w[3]), 0x6420));
+  const uint32_t high[2] = {__byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x7531)};
+  const uint32_t low[2] = {__byte_perm(w[0], w[1], 0x6420), __byte_perm(w[2], w[3], 0x6420)};
+  return make_uint2(select_bits(0xFEFEFEFEu, high[0] << 1, low[0] >> 7),
+                    select_bits(0xFEFEFEFEu, high[1] << 1, low[1] >> 7));
 }
 
 // Are all m values equal to the first?
@@ -155,25 +155,48 @@ __device__ __forceinline__ bool all_equal(const LaneValues& v, uint32_t valid) {
   return __all_sync(kFullWarp, differs == 0);
 }
 
+// In shared memory, a lane's exponents and its sign-mantissa bytes lie in the same places: of values 256 k + 8 lane, 8
+// bytes each.
+__device__ __forceinline__ void put_exponents(uint8_t* slot, const LaneValues& v, int lane) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) *reinterpret_cast<uint2*>(slot + 256 * k + 8 * lane) = exponent_bytes(v.w[k]);
+}
+
+// Copies a lane's escaped exponents from its places in `slot` to the bytes before `end`. The last escape first.
+__device__ __forceinline__ void put_escapes(const uint8_t* slot, uint32_t escapes, uint8_t* end, int lane) {
+  const uint8_t* from = slot + 8 * lane;
+  while (escapes != 0) {
+    const uint32_t bit = 31 - __clz(escapes);
+    escapes ^= 1u << bit;
+    *--end = from[bit + 31 * (bit & 24u)];  // byte of value 256 * (bit / 8) + bit % 8
+  }
+}
+
 struct TileEntry {
   uint16_t word;
   uint8_t base;
 };
 
-// Encodes the m values in `slot`, zeros behind them, in place. `staging`: kMostEscapes bytes of the warp. A full tile
-// has m = kTile, known to the compiler.
-template <bool kFull>
-__device__ __forceinline__ TileEntry encode_tile(uint8_t* slot, uint8_t* staging, uint32_t m, int lane) {
-  if (kFull) m = kTile;
-  LaneValues v;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const uint4 in = *reinterpret_cast<const uint4*>(slot + 512 * k + 16 * lane);
-    v.w[k][0] = in.x, v.w[k][1] = in.y, v.w[k][2] = in.z, v.w[k][3] = in.w;
-  }
-  const uint32_t valid = kFull ? 0xFFFFFFFFu : valid_values(m, lane);
+constexpr uint32_t kNoPlace = 0xFFFFFFFFu;
 
-  if (all_equal(v, valid)) {  // the value's two bytes stand at the slot's begin already
+// Room for n bytes in the pool, kNoPlace if there is none. For a whole warp.
+__device__ __forceinline__ uint32_t take_from_pool(uint32_t* pool_used, uint32_t n, int lane) {
+  uint32_t at = 0;
+  if (lane == 0) at = atomicAdd(pool_used, (n + 3) & ~3u);
+  at = __shfl_sync(kFullWarp, at, 0);
+  return at + n <= kPoolBytes ? at : kNoPlace;
+}
+
+// Encodes the m values, zeros behind them: a window tile's unit into `slot`, its escapes into the pool, and a constant
+// tile's value into both. *place: of the dynamic bytes in the pool. A full tile has m = kTile, known to the compiler.
+template <bool kFull>
+__device__ __forceinline__ TileEntry encode_tile(const LaneValues& v, uint8_t* slot, uint8_t* pool, uint32_t* pool_used,
+                                                 uint32_t m, uint32_t* place, int lane) {
+  if (kFull) m = kTile;
+  *place = kNoPlace;
+  const uint32_t valid = kFull ? 0xFFFFFFFFu : valid_values(m, lane);
+  if (all_equal(v, valid)) {
+    if (lane == 0) *reinterpret_cast<uint16_t*>(slot) = static_cast<uint16_t>(v.w[0][0]);
     return {pack_tile_word(TileMode::constant, 2), 0};
   }
 
@@ -182,63 +205,50 @@ __device__ __forceinline__ TileEntry encode_tile(uint8_t* slot, uint8_t* staging
   Planes planes = make_planes(v, first_base);
   const uint32_t step = choose_step(planes, valid, candidate_base(mean, kBaseCandidates - 1) - first_base);
   settle(&planes, step, valid);
-  uint32_t escapes = ~(planes.p[0] | planes.p[1] | planes.p[2]) & valid;
-  uint32_t end = warp_inclusive_sum(__popc(escapes));
+  const uint32_t escapes = ~(planes.p[0] | planes.p[1] | planes.p[2]) & valid;
+  const uint32_t end = warp_inclusive_sum(__popc(escapes));
   const uint32_t total = __shfl_sync(kFullWarp, end, kWarpSize - 1);
-  const bool window = window_pays(m, total);
+  if (!window_pays(m, total)) return {pack_tile_word(TileMode::raw, m), 0};
 
-  if (window) {
-    // A register cannot be chosen at run time; the values in shared memory can. Last escape first.
-    const uint8_t* values = slot + 16 * lane;
-    while (escapes != 0) {
-      const uint32_t bit = 31 - __clz(escapes);
-      escapes ^= 1u << bit;
-      const uint32_t at = 2 * bit + 62 * (bit & 24u);  // byte of value 256 * (bit / 8) + bit % 8
-      staging[--end] = static_cast<uint8_t>(exponent(*reinterpret_cast<const uint16_t*>(values + at)));
+  if (total != 0) {
+    *place = take_from_pool(pool_used, total, lane);
+    if (*place != kNoPlace) {
+      put_exponents(slot, v, lane);
+      put_escapes(slot, escapes, pool + *place + end, lane);
     }
   }
-  __syncwarp();  // from here on the values in the slot are overwritten
   const uint32_t padded = align_up(m);
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const uint32_t i = 256 * k + 8 * lane;
     if (i < padded) *reinterpret_cast<uint2*>(slot + i) = sign_mantissas(v.w[k]);
   }
-  uint8_t* behind = slot + padded;
-  if (window) {
 #pragma unroll
-    for (int p = 0; p < 3; ++p) *reinterpret_cast<uint32_t*>(behind + kPlaneBytes * p + 4 * lane) = planes.p[p];
-    behind += kPlanesBytes;
-    for (uint32_t b = 4 * lane; b < total; b += 4 * kWarpSize) {
-      *reinterpret_cast<uint32_t*>(behind + b) = *reinterpret_cast<const uint32_t*>(staging + b);
-    }
-    __syncwarp();  // before the next tile's escapes
-    return {pack_tile_word(TileMode::window, total), static_cast<uint8_t>(first_base + step)};
+  for (int p = 0; p < 3; ++p) {
+    *reinterpret_cast<uint32_t*>(slot + padded + kPlaneBytes * p + 4 * lane) = planes.p[p];
   }
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const uint32_t i = 256 * k + 8 * lane;
-    if (i < m) *reinterpret_cast<uint2*>(behind + i) = exponent_bytes(v.w[k]);
-  }
-  return {pack_tile_word(TileMode::raw, m), 0};
+  return {pack_tile_word(TileMode::window, total), static_cast<uint8_t>(first_base + step)};
 }
 
-// Starts copying a tile into its slot. Every lane copies the values that it will work on.
-__device__ __forceinline__ void load_tile(uint8_t* slot, const uint16_t* src, uint32_t m, bool wide, int lane) {
-  if (wide && m == kTile) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) __pipeline_memcpy_async(slot + 512 * k + 16 * lane, src + 256 * k + 8 * lane, 16);
-    return;
-  }
+// The values that a lane works on.
+template <bool kFull>
+__device__ __forceinline__ LaneValues load_values(const uint16_t* src, uint32_t m, int lane) {
+  LaneValues v;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const uint32_t i = 256 * k + 8 * lane;
-    uint32_t value[8];
+    if constexpr (kFull) {
+      const uint4 in = *reinterpret_cast<const uint4*>(src + i);
+      v.w[k][0] = in.x, v.w[k][1] = in.y, v.w[k][2] = in.z, v.w[k][3] = in.w;
+    } else {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) value[j] = i + j < m ? src[i + j] : 0;
-    *reinterpret_cast<uint4*>(slot + 2 * i) = make_uint4(value[0] | value[1] << 16, value[2] | value[3] << 16,
-                                                         value[4] | value[5] << 16, value[6] | value[7] << 16);
+      for (int q = 0; q < 4; ++q) {
+        const uint32_t j = i + 2 * q;
+        v.w[k][q] = (j < m ? src[j] : 0u) | (j + 1 < m ? static_cast<uint32_t>(src[j + 1]) << 16 : 0u);
+      }
+    }
   }
+  return v;
 }
 
 // ---- Where a group's part begins ------------------------------------------------------------------------------
@@ -320,7 +330,9 @@ struct GroupPlan {
   uint8_t* dynamic;  // its dynamic bytes
   uint32_t unit_begin[kTiles];
   uint32_t dynamic_begin[kTiles];
+  uint32_t place[kTiles];  // of the dynamic bytes in the pool
   TileEntry entry[kTiles];
+  uint32_t pool_used;
 };
 
 // A group and the job that it belongs to.
@@ -353,52 +365,11 @@ __device__ __forceinline__ Group find_group(const EncodeLaunch& launch, uint64_t
           tiles_left < kGroupTiles ? static_cast<uint32_t>(tiles_left) : kTiles};
 }
 
-// Blocks of a group: one, or a cluster of kParts, whose shared memory all of them can write to.
-template <int kParts>
-struct Team {
-  static constexpr uint32_t kBlockTiles = kTiles / kParts;
-
-  uint32_t rank;
-
-  __device__ __forceinline__ uint32_t first_tile() const { return rank * kBlockTiles; }
-
-  // Nobody has left, or not yet begun, between two of these.
-  __device__ __forceinline__ void begin() const {
-#if __CUDA_ARCH__ >= 900
-    if (kParts > 1) asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
-#endif
-  }
-  __device__ __forceinline__ void sync() const {
-#if __CUDA_ARCH__ >= 900
-    if (kParts > 1) {
-      cooperative_groups::this_cluster().sync();
-      return;
-    }
-#endif
-    __syncthreads();
-  }
-  // Writes to the same variable in every block's shared memory.
-  template <typename T>
-  __device__ __forceinline__ void write(T* variable, const T& value) const {
-#if __CUDA_ARCH__ >= 900
-    if (kParts > 1) {
-      for (int r = 0; r < kParts; ++r) *cooperative_groups::this_cluster().map_shared_rank(variable, r) = value;
-      return;
-    }
-#endif
-    *variable = value;
-  }
-};
-
-// By one warp of every block of a team: places within the group. The first block also finds the group's place, and
-// writes the tables, and the header when the group is the last.
-template <int kParts>
-__device__ __forceinline__ void plan_group(const Group& group, const Team<kParts>& team, const FrameHeader& header,
-                                           GroupPlan* plan, int lane) {
+// By one warp: sizes, place, tables, and the header when the group is the last.
+__device__ __forceinline__ void plan_group(const Group& group, const FrameHeader& header, GroupPlan* plan, int lane) {
   if (group.count == 0) {
-    if (team.rank != 0 || lane != 0) return;
-    write_header(header, 0, kHeaderBytes, 0, group.frame);
-    if (group.frame_bytes != nullptr) *group.frame_bytes = kHeaderBytes;
+    if (lane == 0) write_header(header, 0, kHeaderBytes, 0, group.frame);
+    if (lane == 0 && group.frame_bytes != nullptr) *group.frame_bytes = kHeaderBytes;
     return;
   }
   const uint64_t g = group.index, tile = group.tile(lane);
@@ -414,7 +385,6 @@ __device__ __forceinline__ void plan_group(const Group& group, const Team<kParts
   const uint32_t all = __shfl_sync(kFullWarp, up_to, kWarpSize - 1);
   plan->unit_begin[lane] = (up_to - both) & 0xFFFFu;
   plan->dynamic_begin[lane] = (up_to - both) >> 16;
-  if (team.rank != 0) return;
 
   const uint64_t units_size = all & 0xFFFFu, dynamic_size = align_up(all >> 16);
   const uint64_t size = group.split ? dynamic_size : units_size + dynamic_size;
@@ -423,9 +393,8 @@ __device__ __forceinline__ void plan_group(const Group& group, const Team<kParts
   const uint64_t parts = fast_static_bytes(group.count, group.split ? FrameLayout::split : FrameLayout::compact);
   if (lane == 0) {
     uint8_t* const part = group.frame + parts + begin;
-    team.write(&plan->units,
-               group.split ? group.frame + tables_end(group.count) + g * kGroupTiles * kMaxUnitBytes : part);
-    team.write(&plan->dynamic, group.split ? part : part + units_size);
+    plan->units = group.split ? group.frame + tables_end(group.count) + g * kGroupTiles * kMaxUnitBytes : part;
+    plan->dynamic = group.split ? part : part + units_size;
     *reinterpret_cast<uint64_t*>(group.frame + group_table_begin() + 8 * g) = begin;
   }
   uint8_t* words = group.frame + tile_word_begin(group.count);
@@ -452,125 +421,133 @@ __device__ __forceinline__ void plan_group(const Group& group, const Team<kParts
 
 // ---- A block --------------------------------------------------------------------------------------------------
 
-// A block's tiles are shared out to its warps; a tile's number counts from the block's first. kFull: all its tiles
-// exist and are full, and the values are aligned to 16 bytes; the compiler then has less to ask for.
-template <int kParts, bool kFull>
-struct Block {
-  Group group;
-  Team<kParts> team;
-  uint32_t some_tiles;
-  int warp, lane;
-
-  __device__ __forceinline__ uint32_t tiles() const { return kFull ? Team<kParts>::kBlockTiles : some_tiles; }
-  __device__ __forceinline__ uint32_t in_group(uint32_t t) const { return team.first_tile() + t; }
-  __device__ __forceinline__ uint32_t values_in(uint32_t t) const {
-    return kFull ? kTile : group.values_in(in_group(t));
-  }
+struct Shared {
+  uint8_t* slots;
+  uint8_t* pool;
+  GroupPlan* plan;
 };
 
-template <int kParts, bool kFull>
-__device__ __forceinline__ void load_tiles(const Block<kParts, kFull>& block, uint8_t* slots) {
-  const bool wide = kFull || is_aligned(block.group.src, 16);
-  for (uint32_t t = block.warp; t < block.tiles(); t += kWarps) {
-    load_tile(slots + t * kSlotBytes, block.group.src + block.group.tile(block.in_group(t)) * kTileValues,
-              block.values_in(t), wide, block.lane);
-  }
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
-}
+// kFull: all tiles of the group exist and are full, and the values are aligned to 16 bytes, so that the compiler has
+// less to ask for.
 
-template <int kParts, bool kFull>
-__device__ __forceinline__ void encode_tiles(const Block<kParts, kFull>& block, uint8_t* slots, uint8_t* staging,
-                                             GroupPlan* plan) {
-  for (uint32_t t = block.warp; t < block.tiles(); t += kWarps) {
-    const uint32_t m = block.values_in(t);
-    uint8_t* slot = slots + t * kSlotBytes;
-    const TileEntry entry = encode_tile<kFull>(slot, staging, m, block.lane);
-    if (block.lane == 0) block.team.write(&plan->entry[block.in_group(t)], entry);
-  }
-}
-
-template <int kParts, bool kFull>
-__device__ __forceinline__ void store_tiles(const Block<kParts, kFull>& block, const uint8_t* slots,
-                                            const GroupPlan& plan) {
-  uint8_t* const units = plan.units + 16 * block.lane;
-  slots += 16 * block.lane;
-  for (uint32_t t = block.warp; t < block.tiles(); t += kWarps) {
-    const uint32_t m = block.values_in(t), in_group = block.in_group(t);
-    const TileEntry entry = plan.entry[in_group];
-    const uint32_t unit = unit_bytes(tile_word_mode(entry.word), m);
-    const uint8_t* from = slots + t * kSlotBytes;
-    uint8_t* to = units + plan.unit_begin[in_group];
-#pragma unroll
-    for (uint32_t r = 0; r < kMaxUnitBytes; r += 16 * kWarpSize) {
-      if (r + 16 * block.lane < unit) *reinterpret_cast<uint4*>(to + r) = *reinterpret_cast<const uint4*>(from + r);
+template <bool kFull>
+__device__ __forceinline__ void encode_tiles(const Group& group, const Shared& shared, int warp, int lane) {
+  const auto load = [&](uint32_t t) {
+    return load_values<kFull>(group.src + group.tile(t) * kTileValues, kFull ? kTile : group.values_in(t), lane);
+  };
+  const uint32_t tiles = kFull ? kTiles : group.tiles;
+  LaneValues next = {};
+  if (warp < tiles) next = load(warp);
+#pragma unroll 1
+  for (uint32_t t = warp; t < tiles; t += kWarps) {
+    const LaneValues v = next;
+    if (t + kWarps < tiles) next = load(t + kWarps);  // on its way while this one is encoded
+    uint32_t place;
+    const TileEntry entry = encode_tile<kFull>(v, shared.slots + t * kSlotBytes, shared.pool, &shared.plan->pool_used,
+                                               group.values_in(t), &place, lane);
+    if (lane == 0) {
+      shared.plan->entry[t] = entry;
+      shared.plan->place[t] = place;
     }
-    if (block.group.split) {  // the unit's place may be larger
+  }
+}
+
+// Dynamic bytes that are not in the pool: made again from the values. The slot is free by now.
+__device__ void store_again(const Group& group, uint32_t t, TileEntry entry, uint8_t* slot, uint8_t* unit,
+                            uint8_t* dynamic, int lane) {
+  const uint32_t m = group.values_in(t), padded = align_up(m);
+  uint32_t escapes = 0;
+  if (tile_word_mode(entry.word) == static_cast<uint32_t>(TileMode::window)) {
+    for (int p = 0; p < 3; ++p)
+      escapes |= *reinterpret_cast<const uint32_t*>(slot + padded + kPlaneBytes * p + 4 * lane);
+    escapes = ~escapes & valid_values(m, lane);
+  }
+  const LaneValues v = load_values<false>(group.src + group.tile(t) * kTileValues, m, lane);
+  __syncwarp();
+  put_exponents(slot, v, lane);
+  __syncwarp();
+  if (tile_word_mode(entry.word) == static_cast<uint32_t>(TileMode::window)) {
+    put_escapes(slot, escapes, dynamic + warp_inclusive_sum(__popc(escapes)), lane);
+    return;
+  }
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t i = 256 * k + 8 * lane;
+    if (i < padded) *reinterpret_cast<uint2*>(unit + i) = sign_mantissas(v.w[k]);
+  }
+  store_bytes(dynamic, slot, m, lane);
+}
+
+template <bool kFull>
+__device__ __forceinline__ void store_tiles(const Group& group, const Shared& shared, int warp, int lane) {
+  const GroupPlan& plan = *shared.plan;
+  const uint32_t tiles = kFull ? kTiles : group.tiles;
+  for (uint32_t t = warp; t < tiles; t += kWarps) {
+    const uint32_t m = kFull ? kTile : group.values_in(t);
+    const TileEntry entry = plan.entry[t];
+    const uint32_t mode = tile_word_mode(entry.word), n = tile_word_dynamic(entry.word);
+    const uint32_t unit = unit_bytes(mode, m);
+    uint8_t* slot = shared.slots + t * kSlotBytes;
+    uint8_t* to = plan.units + plan.unit_begin[t];
+    uint8_t* dynamic = plan.dynamic + plan.dynamic_begin[t];
+    if (mode == static_cast<uint32_t>(TileMode::window)) {
+#pragma unroll
+      for (uint32_t r = 0; r < kSlotBytes; r += 16 * kWarpSize) {
+        const uint32_t b = r + 16 * lane;
+        if (b < unit) *reinterpret_cast<uint4*>(to + b) = *reinterpret_cast<const uint4*>(slot + b);
+      }
+    } else if (group.split) {  // the unit's place is larger
       const uint32_t reserved = align_up(m) + kPlanesBytes;
-      for (uint32_t b = unit; b + 16 * block.lane < reserved; b += 16 * kWarpSize) {
+      for (uint32_t b = unit + 16 * lane; b < reserved; b += 16 * kWarpSize) {
         *reinterpret_cast<uint4*>(to + b) = make_uint4(0, 0, 0, 0);
       }
     }
-    store_bytes(plan.dynamic + plan.dynamic_begin[in_group], from - 16 * block.lane + unit,
-                tile_word_dynamic(entry.word), block.lane);
+    if (mode == static_cast<uint32_t>(TileMode::constant)) {
+      store_bytes(dynamic, slot, n, lane);
+    } else if (plan.place[t] != kNoPlace) {
+      store_bytes(dynamic, shared.pool + plan.place[t], n, lane);
+    } else if (n != 0) {
+      store_again(group, t, entry, slot, to, dynamic, lane);
+    }
   }
 }
 
-template <int kParts>
-constexpr uint32_t kSlotsBytes = Team<kParts>::kBlockTiles* kSlotBytes;
-template <int kParts>
-constexpr uint32_t kSharedBytes = kSlotsBytes<kParts> + kWarps* kMostEscapes;
+constexpr uint32_t kSlotsBytes = kTiles * kSlotBytes;
+constexpr uint32_t kSharedBytes = kSlotsBytes + kPoolBytes + 16;  // words are read one ahead
 
-template <int kParts, bool kFull>
-__device__ __forceinline__ void encode_block(const EncodeLaunch& launch, const Group& group, uint32_t rank,
-                                             uint32_t tiles, uint8_t* slots, GroupPlan* plan) {
-  Block<kParts, kFull> block = {
-      group, {rank}, tiles, static_cast<int>(threadIdx.x / kWarpSize), static_cast<int>(threadIdx.x % kWarpSize)};
-  load_tiles(block, slots);
-  block.team.begin();
-  encode_tiles(block, slots, slots + kSlotsBytes<kParts> + block.warp * kMostEscapes, plan);
-  block.team.sync();
-  if (block.warp == 0) plan_group(block.group, block.team, launch.header, plan, block.lane);
-  block.team.sync();
-  store_tiles(block, slots, *plan);
+template <bool kFull>
+__device__ __forceinline__ void encode_group(const Group& group, const FrameHeader& header, const Shared& shared) {
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  encode_tiles<kFull>(group, shared, warp, lane);
+  __syncthreads();
+  if (warp == 0) plan_group(group, header, shared.plan, lane);
+  __syncthreads();
+  store_tiles<kFull>(group, shared, warp, lane);
 }
 
-template <int kParts>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     fast_encode_kernel(const __grid_constant__ EncodeLaunch launch) {
-  extern __shared__ __align__(16) uint8_t slots[];  // and behind them each warp's staging
+  extern __shared__ __align__(16) uint8_t slots[];
   __shared__ GroupPlan plan;
 
-  const Group group = find_group(launch, blockIdx.x / kParts);
-  const uint32_t rank = blockIdx.x % kParts;
-  const uint32_t first = rank * Team<kParts>::kBlockTiles;
-  const uint32_t tiles = group.tiles <= first ? 0 : min(group.tiles - first, Team<kParts>::kBlockTiles);
+  const Shared shared = {slots, slots + kSlotsBytes, &plan};
+  if (threadIdx.x == 0) plan.pool_used = 0;
+  __syncthreads();
+  const Group group = find_group(launch, blockIdx.x);
   if ((group.index + 1) * kGroupValues <= group.count && is_aligned(group.src, 16)) {
-    encode_block<kParts, true>(launch, group, rank, tiles, slots, &plan);
+    encode_group<true>(group, launch.header, shared);
   } else {
-    encode_block<kParts, false>(launch, group, rank, tiles, slots, &plan);
+    encode_group<false>(group, launch.header, shared);
   }
   wait_for_previous();
-}
-
-template <int kParts>
-cudaError_t launch_with(const EncodeLaunch& launch, cudaStream_t stream) {
-  const auto kernel = fast_encode_kernel<kParts>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kParts>);
-  if (error != cudaSuccess) return error;
-  return launch_behind(kernel, launch.first_block[launch.n] * kParts, kParts, kThreads, kSharedBytes<kParts>, stream,
-                       launch);
 }
 
 }  // namespace
 
 cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream) {
-  int processors = 0;
-  const cudaError_t error = processor_count(&processors);
+  const cudaError_t error =
+      cudaFuncSetAttribute(fast_encode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
-  const bool few = launch.first_block[launch.n] <= static_cast<uint64_t>(processors) * kFewGroups;
-  return few && has_hopper_launches() ? launch_with<2>(launch, stream) : launch_with<1>(launch, stream);
+  return launch_behind(fast_encode_kernel, launch.first_block[launch.n], 1, kThreads, kSharedBytes, stream, launch);
 }
 
 }  // namespace cuda

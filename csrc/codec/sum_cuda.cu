@@ -5,6 +5,7 @@
 // The result is sum_cpu.cpp's, bit for bit: every product, sum and quotient is rounded by itself. Left out are only
 // operations that change no bit: a multiplication or division by 1, and -0 stands for the sum of nothing, as -0 + x is
 // x whatever x is.
+#include <cmath>
 #include <type_traits>
 
 #include "codec/fast_decode.cuh"
@@ -20,7 +21,6 @@ constexpr int kBlocksPerProcessor = 3;
 constexpr int kRuns = kTile / kWarpSize / 8;  // of 8 values, to a lane
 constexpr int kBatch = 64;                    // inputs whose plans shared memory holds at a time
 constexpr uint64_t kMostBlocks = uint64_t{1} << 31;
-constexpr uint64_t kManyGroups = 16;  // per processor: then a block takes a whole group
 
 // ---- Values ---------------------------------------------------------------------------------------------------
 
@@ -68,6 +68,33 @@ __device__ __forceinline__ void store_eight(T* to, uint32_t n, const Eight<T>& x
   }
 }
 
+// Eight sums, rounded. The hardware's conversions agree with format/float16.h but for NaN.
+template <DType kType>
+__device__ __forceinline__ Eight<Bits<kType>> round_eight(const float (&f)[8]) {
+  Eight<Bits<kType>> x;
+#if __CUDA_ARCH__ >= 800
+  bool nan = false;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) nan |= isnan(f[j]);
+  if (kType != DType::f32 && !nan) {
+    uint32_t two[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (kType == DType::bf16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two[j]) : "f"(f[2 * j + 1]), "f"(f[2 * j]));
+      } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two[j]) : "f"(f[2 * j + 1]), "f"(f[2 * j]));
+      }
+    }
+    memcpy(&x, two, sizeof(two));
+    return x;
+  }
+#endif
+#pragma unroll
+  for (int j = 0; j < 8; ++j) x.v[j] = from_float<kType>(f[j]);
+  return x;
+}
+
 // How many values of a tile of m there are from i on.
 __device__ __forceinline__ uint32_t values_from(uint32_t i, uint32_t m) { return i < m ? m - i : 0; }
 
@@ -75,12 +102,52 @@ __device__ __forceinline__ uint32_t values_from(uint32_t i, uint32_t m) { return
 
 enum class Kind { bad, coded, values };
 
+// What to copy of a coded input for a round: the tiles of a block's warps, which lie next to each other in the frame.
+// In vectors of 16 bytes, all of them inside the frame: so are units and dynamic bytes, and it is aligned at both ends.
+struct Extent {
+  const uint4* units;
+  const uint4* dynamic;
+  uint32_t unit_vectors;
+  uint32_t dynamic_vectors;
+};
+constexpr int kRounds = static_cast<int>(kGroupTiles) / kWarps;
+
 // What one input holds for the block's group.
 struct Source {
   Kind kind;
-  GroupPlace place;       // coded
-  const uint8_t* values;  // values: of the whole tensor
+  const uint8_t* values;    // values: of the whole tensor
+  GroupPlace place;         // coded
+  Extent extents[kRounds];  // coded
 };
+
+__device__ __forceinline__ const uint4* vector_at(const uint8_t* p) {
+  return reinterpret_cast<const uint4*>(reinterpret_cast<uintptr_t>(p) & ~uintptr_t{15});
+}
+
+// By one warp, a lane a tile: what to copy for each round, and plans relative to that.
+__device__ __forceinline__ void plan_rounds(Source* source, TilePlan* plan, uint32_t tiles, uint32_t m, int lane) {
+  __syncwarp();
+  TilePlan own = plan[lane];
+  const Tile t = find_tile(source->place, own);
+  const int first = lane / kWarps * kWarps;
+  const uint8_t* const units = source->place.units + plan[first].unit;
+  const uint8_t* const dynamic =
+      reinterpret_cast<const uint8_t*>(vector_at(source->place.dynamic + plan[first].dynamic));
+  Extent* extent = &source->extents[lane / kWarps];
+  if (lane == first) {
+    extent->units = vector_at(units);
+    extent->dynamic = vector_at(dynamic);
+    if (first >= tiles) extent->unit_vectors = extent->dynamic_vectors = 0;
+  }
+  if (lane < tiles && (lane == first + kWarps - 1 || lane + 1 == tiles)) {  // the last of its round
+    extent->unit_vectors = static_cast<uint32_t>(t.unit + unit_bytes(t.mode, m) - units) / sizeof(uint4);
+    extent->dynamic_vectors = static_cast<uint32_t>(vector_at(t.dynamic + t.dynamic_size + 15) - vector_at(dynamic));
+  }
+  own.unit = static_cast<uint16_t>(t.unit - units);
+  own.dynamic = static_cast<uint16_t>(t.dynamic - dynamic);
+  __syncwarp();
+  plan[lane] = own;
+}
 
 // By one warp. Whatever is wrong with the input, its Source says nothing that leads outside of it.
 template <DType kIn>
@@ -102,6 +169,11 @@ __device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint
         if (kIn == DType::bf16 && status == Status::ok && h.code == static_cast<uint8_t>(Code::fast)) {
           kind = Kind::coded;
           status = plan_group(in.data, h, g, tables, &source->place, plan, lane);
+          if (status == Status::ok) {
+            const uint64_t tiles = min(tile_count(in.count) - g * kGroupTiles, uint64_t{kGroupTiles});
+            const uint32_t m = lane < tiles ? values_in_tile(in.count, g * kGroupTiles + lane) : 0;
+            plan_rounds(source, plan, static_cast<uint32_t>(tiles), m, lane);
+          }
         }
         if (status != Status::ok && lane == 0) report(launch.status + i, status);
       }
@@ -121,28 +193,6 @@ struct Stage {
   uint4 units[kWarps * kMaxUnitBytes / sizeof(uint4)];
   uint4 dynamic[kWarps * kTile / sizeof(uint4) + 2];
 };
-
-// What to copy for a stage, in vectors of 16 bytes. All of it lies inside the frame: so do units and dynamic bytes, and
-// the frame is aligned at both ends.
-struct Extent {
-  const uint4* units;
-  const uint4* dynamic;
-  uint32_t unit_vectors;
-  uint32_t dynamic_vectors;
-};
-
-__device__ __forceinline__ const uint4* vector_at(const uint8_t* p) {
-  return reinterpret_cast<const uint4*>(reinterpret_cast<uintptr_t>(p) & ~uintptr_t{15});
-}
-
-__device__ __forceinline__ Extent extent_of(const Tile& first, const Tile& last, uint32_t values_in_last) {
-  Extent x;
-  x.units = vector_at(first.unit);
-  x.unit_vectors = static_cast<uint32_t>(vector_at(last.unit + unit_bytes(last.mode, values_in_last)) - x.units);
-  x.dynamic = vector_at(first.dynamic);
-  x.dynamic_vectors = static_cast<uint32_t>(vector_at(last.dynamic + last.dynamic_size + 15) - x.dynamic);
-  return x;
-}
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -274,10 +324,7 @@ __device__ __forceinline__ void store_sums(void* dst, uint64_t tile, uint32_t m,
 #pragma unroll
   for (int k = 0; k < kRuns; ++k) {
     const uint32_t i = 256 * k + 8 * lane;
-    Eight<Bits<kOut>> x;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) x.v[j] = from_float<kOut>(sums.sum[k][j]);
-    store_eight(to + i, values_from(i, m), x);
+    store_eight(to + i, values_from(i, m), round_eight<kOut>(sums.sum[k]));
   }
 }
 
@@ -287,6 +334,12 @@ __device__ __forceinline__ void finish(const SumLaunch& launch, uint64_t tile, u
     for (int k = 0; k < kRuns; ++k) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) sums->sum[k][j] = __fdiv_rn(sums->sum[k][j], launch.divisor);
+    }
+  } else if (launch.factor != 1) {
+#pragma unroll
+    for (int k = 0; k < kRuns; ++k) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sums->sum[k][j] = __fmul_rn(sums->sum[k][j], launch.factor);
     }
   }
   if (launch.out == static_cast<uint8_t>(DType::bf16)) {
@@ -354,11 +407,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
 
       const auto extent = [&](int i) {
         const Source& source = space.sources[i];
-        if (source.kind != Kind::coded) return Extent{};
-        const uint32_t last = min(round + kWarps, end_in_group) - 1;
-        return extent_of(find_tile(source.place, plans[i * kGroupTiles + round]),
-                         find_tile(source.place, plans[i * kGroupTiles + last]),
-                         static_cast<uint32_t>(values_in_tile(launch.count, g * kGroupTiles + last)));
+        return source.kind == Kind::coded ? source.extents[round / kWarps] : Extent{};
       };
       if constexpr (kCoded) {
         if (threadIdx.x == 0) {
@@ -376,14 +425,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
           if (threadIdx.x == 0 && ahead < n) space.pipeline.begin(step + kStages - 1, extent(ahead));
           const Stage& stage = space.pipeline.wait(step, extent(i));
           if (source.kind == Kind::coded && m != 0) {
-            const TilePlan plan = plans[i * kGroupTiles + in_group], plan0 = plans[i * kGroupTiles + round];
-            const StagedUnit unit = {reinterpret_cast<const uint8_t*>(stage.units) + (plan.unit - plan0.unit),
+            const TilePlan plan = plans[i * kGroupTiles + in_group];
+            const StagedUnit unit = {reinterpret_cast<const uint8_t*>(stage.units) + plan.unit,
                                      static_cast<uint32_t>(align_up(m)), lane};
-            const uint8_t* dynamic =
-                reinterpret_cast<const uint8_t*>(stage.dynamic) + (plan.dynamic - (plan0.dynamic & ~15));
-            const bool good =
-                decode_tile(find_tile(source.place, plan), unit, dynamic, m, space.places, &space.exponents[warp], lane,
-                            [&](int k, uint4 v) { add<kScaled>(v, launch.scale, sums.sum[k]); });
+            const uint8_t* dynamic = reinterpret_cast<const uint8_t*>(stage.dynamic) + plan.dynamic;
+            const bool good = decode_tile(plan, unit, dynamic, m, space.places, &space.exponents[warp], lane,
+                                          [&](int k, uint4 v) { add<kScaled>(v, launch.scale, sums.sum[k]); });
             if (!good && lane == 0) report(launch.status + first + i, Status::bad_escapes);
           }
           space.pipeline.release(step++, lane);
@@ -401,7 +448,10 @@ cudaError_t launch_sum(const SumLaunch& launch, cudaStream_t stream) {
   const cudaError_t error = processor_count(&processors);
   if (error != cudaSuccess) return error;
   const uint64_t groups = group_count(launch.count);
-  const int parts = groups >= kManyGroups * processors ? 2 : static_cast<int>(kGroupTiles) / kWarps;
+  // Fewer parts share the work on headers and tables, more keep all processors busy to the end.
+  const int parts = groups >= 16 * static_cast<uint64_t>(processors)  ? 1
+                    : groups >= 3 * static_cast<uint64_t>(processors) ? 2
+                                                                      : kRounds;
   const unsigned blocks = static_cast<unsigned>(groups * parts);
   constexpr bool kCoded = kIn == DType::bf16;
   const int planned = !kCoded ? 0 : launch.n < kBatch ? launch.n : kBatch;
@@ -435,6 +485,12 @@ Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOption
   launch.out = static_cast<uint8_t>(options.out);
   launch.scale = options.scale;
   launch.divisor = options.divisor;
+  launch.factor = 1;
+  int exponent = 0;
+  if (std::fabs(std::frexp(options.divisor, &exponent)) == 0.5f && exponent > -100 && exponent < 100) {
+    launch.factor = 1 / options.divisor;  // of a power of two: the product is rounded as the quotient is
+    launch.divisor = 1;
+  }
   launch.dst = dst;
   launch.count = count;
   launch.status = device_status;
