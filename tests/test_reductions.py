@@ -313,3 +313,18 @@ def check_wire(rank):
 
 def test_fp32_on_a_bf16_wire_is_smaller_by_more_than_2_5():
     ranks.run(check_wire, 2)
+
+
+def check_auto_takes_strides(rank):
+    """Whatever "auto" decides for a call, the call's tensors may have the strides that zipped ones may have."""
+    start(reduce_scatter="auto", all_reduce="auto")
+    for dtype in (F32, BF16):
+        dist.all_reduce(t := strided(torch.ones(6, dtype=dtype)))
+        outs = [strided(torch.zeros(6, dtype=dtype)) for _ in range(2)]
+        dist.reduce_scatter(outs[0], [strided(torch.ones(6, dtype=dtype)) for _ in range(2)])
+        dist.reduce_scatter_tensor(outs[1], strided(torch.ones(12, dtype=dtype)))
+        assert all((x == 2).all() for x in (t, *outs)), dtype
+
+
+def test_auto_takes_strides():
+    ranks.run(check_auto_takes_strides, 2)

@@ -321,9 +321,18 @@ WorkPtr ZipBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr ZipBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                    const c10d::ReduceScatterOptions& opts) {
-  return run(reduce_scatter_call(
+  OwnCall call = reduce_scatter_call(
       c10d::OpType::REDUCE_SCATTER, inputs, inputs.empty() ? Tensors{} : inputs[0], outputs, opts,
-      [outputs, inputs, opts](c10d::Backend& b) mutable { return b.reduce_scatter(outputs, inputs, opts); }));
+      [outputs, inputs, opts](c10d::Backend& b) mutable { return b.reduce_scatter(outputs, inputs, opts); });
+  if (may_zip(call) && outputs[0].is_cpu() && !contiguous(outputs)) {
+    call.raw_here = [outputs, inputs, opts](const Place& place) {
+      densely({}, outputs, [&](Tensors&, Tensors& out) {
+        std::vector<Tensors> in = inputs;
+        return place.messages.inner().reduce_scatter(out, in, opts);
+      });
+    };
+  }
+  return run(std::move(call));
 }
 
 WorkPtr ZipBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -343,6 +352,11 @@ WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
       Op::all_reduce, c10d::OpType::ALLREDUCE, tensors, tensors, opts.reduceOp, patience(opts),
       [tensors, opts](c10d::Backend& b) mutable { return b.allreduce(tensors, opts); }, &pair, &reduce);
   call.zippable = call.zippable && tensors.size() == 1;
+  if (may_zip(call) && tensors[0].is_cpu() && !contiguous(tensors)) {
+    call.raw_here = [tensors, opts](const Place& place) {
+      densely({}, tensors, [&](Tensors&, Tensors& out) { return place.messages.inner().allreduce(out, opts); });
+    };
+  }
   call.zip = [tensors, pair, reduce](const Place& place, Choice) {
     return all_reduce_zip(place, tensors[0], pair, reduce);
   };
