@@ -129,6 +129,7 @@ def check_rooted(rank):
             dist.gather(make(rank, 777).to(where), gathered, dst=root)
             if rank == root:
                 assert all(same_bits(t, make(r, 777)) for r, t in enumerate(gathered))
+    dist.barrier()  # the others have nothing to wait for, and must not leave before the root has received
     return zipccl.stats()
 
 

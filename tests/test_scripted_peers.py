@@ -227,9 +227,16 @@ def test_a_callback_may_wait_for_other_calls():
 # ---- decisions are the same on every rank ----------------------------------------------------------------------
 
 
-def costs(alpha: float, per_byte: float) -> list[torch.Tensor]:
-    """What the all-reduced measurement says: alpha, s/B of the link, fixed cost, s/B of encoder and decoder."""
-    return [torch.tensor([alpha, per_byte, 1e-6, 1e-12, 1e-12], dtype=torch.float64)]
+def measured(inner: Inner, alpha: float, per_byte: float) -> None:
+    """Scripts the all-reduced measurement: the large all-gather takes long enough against the small one; then alpha,
+    s/B of the link, fixed cost, s/B of encoder and decoder, and how long sizes take."""
+    for values in ([9.0, 1.0], [alpha, per_byte, 1e-6, 1e-12, 1e-12, alpha]):
+        inner.zip.reply("allreduce", [torch.tensor(values, dtype=torch.float64)])
+
+
+def first_after_measuring(inner: Inner) -> str:
+    names = [c.name for c in inner.take_calls()["zip"]]
+    return names[len(names) - names[::-1].index("allreduce")]
 
 
 def uneven(inner: Inner, counts: list[int], rank: int) -> list[torch.Tensor]:
@@ -241,10 +248,9 @@ def uneven(inner: Inner, counts: list[int], rank: int) -> list[torch.Tensor]:
 def test_auto_measures_once_and_goes_by_it():
     for per_byte, choice in [(1e-6, "_allgather_base"), (1e-15, "allgather")]:
         inner = Inner(all_gather="auto", min_bytes=0)
-        inner.zip.reply("allreduce", costs(1e-6, per_byte))
+        measured(inner, 1e-6, per_byte)
         uneven(inner, [COUNT, COUNT], 0)
-        calls = [c.name for c in inner.take_calls()["zip"]]
-        assert calls[calls.index("allreduce") + 1] == choice
+        assert first_after_measuring(inner) == choice
         uneven(inner, [COUNT, COUNT], 0)
         assert "allreduce" not in [c.name for c in inner.take_calls()["zip"]]
         assert inner.backend.explain("all_gather", torch.device("cpu"), 2 * COUNT).choice == (
@@ -258,15 +264,14 @@ def test_uneven_shards_are_decided_alike():
     firsts = []
     for rank in range(2):
         inner = Inner(rank=rank, all_gather="auto", min_bytes=0)
-        inner.zip.reply("allreduce", costs(1.0, 1 / (0.29 * (2 << 20))))
+        measured(inner, 1.0, 1 / (0.29 * (2 << 20)))
         outs = [torch.empty(n, dtype=torch.bfloat16) for n in counts]
         work = inner.backend.allgather([outs], [shard(rank, counts[rank])])
         try:
             work.wait()
         except zipccl.Error:
             pass  # the recorder echoes this rank's size for the other, which is not what this is about
-        names = [c.name for c in inner.take_calls()["zip"]]
-        firsts.append(names[names.index("allreduce") + 1])
+        firsts.append(first_after_measuring(inner))
     assert firsts[0] == firsts[1]
 
 
@@ -275,7 +280,7 @@ def test_what_is_learnt_from_uneven_shards_is_the_same_on_every_rank():
     reasons = []
     for rank in range(2):
         inner = Inner(rank=rank, all_gather="auto", min_bytes=0)
-        inner.zip.reply("allreduce", costs(1e-9, 1e-3))
+        measured(inner, 1e-9, 1e-3)
         inner.backend.explain("all_gather", torch.device("cpu"), 1 << 20)  # measures
         script(inner, [frame_of(shard(r, n)) for r, n in enumerate(counts)])
         outs = uneven(inner, counts, rank)
@@ -291,7 +296,7 @@ def test_the_callers_autograd_modes_hold_on_the_worker(per_byte, strided):
     """Outputs that may only be written under no_grad, or in inference mode, by the caller's word."""
     for mode, needs_grad in [(torch.no_grad(), True), (torch.inference_mode(), False)]:
         inner = Inner(all_gather="auto", min_bytes=0)
-        inner.zip.reply("allreduce", costs(1e-6, per_byte))
+        measured(inner, 1e-6, per_byte)
         with mode:
             whole = torch.zeros(2, COUNT * 2, dtype=torch.bfloat16)
             out = whole[:, ::2] if strided else torch.zeros(2 * COUNT, dtype=torch.bfloat16)

@@ -21,7 +21,7 @@ bool is_timed(Op op, const BackendOptions& options) {
 
 Decision explain_at(const Place& place, Op op, uint64_t bytes, const FrameOptions& frame, const BackendOptions& options,
                     Switcher* switcher) {
-  if (!switcher->measured()) measure(place.engine, place.messages, frame, switcher);
+  if (!switcher->measured()) measure(place, frame, switcher);
   const uint64_t least = options.threshold(Mode::automatic);
   Decision d = switcher->explain(op, place.world(), bytes, choices(op, options));
   if (bytes < least) d = {Choice::raw, "below min_bytes (" + std::to_string(least) + ")", d.raw_seconds, d.zip_seconds};
@@ -31,8 +31,7 @@ Decision explain_at(const Place& place, Op op, uint64_t bytes, const FrameOption
 Decision decide(const Place& place, Op op, uint64_t bytes, const FrameOptions& frame, const BackendOptions& options,
                 Switcher* switcher) {
   const Switcher::Choices allowed = choices(op, options);
-  if (options.of(op) == Mode::automatic && !switcher->measured())
-    measure(place.engine, place.messages, frame, switcher);
+  if (options.of(op) == Mode::automatic && !switcher->measured()) measure(place, frame, switcher);
   Decision d = switcher->decide(op, place.world(), bytes, allowed);
   if (options.log_decisions && place.rank() == 0)
     std::fprintf(stderr, "zipccl: %s of %llu bytes: %s (%s)\n", op_name(op), static_cast<unsigned long long>(bytes),

@@ -157,6 +157,8 @@ class ZipBackend : public c10d::Backend {
 #ifdef ZIPCCL_WITH_CUDA
   struct CudaState;
   CudaState& cuda_state(at::Device device);
+  class HostOfCuda;
+  void prepare(CudaState& state, Place* place, const HostOfCuda& host);
   WorkPtr run_cuda(OwnCall call);
   Decision explain_cuda(Op op, at::Device device, const FrameOptions& frame, uint64_t bytes);
   std::map<c10::DeviceIndex, std::shared_ptr<CudaState>> cuda_states_;

@@ -9,17 +9,43 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <deque>
+#include <future>
 
 #include "backend/perform.h"
 #include "backend/zip_backend.h"
 #include "collectives/error.h"
+#include "collectives/probe.h"
 
 namespace zipccl {
+
+// Words of CUDA calls over the second gloo instance. On the worker, so that they cannot mix with zipped CPU calls:
+// those and the CUDA calls come in the same order on every rank.
+class ZipBackend::HostOfCuda : public HostMessages {
+ public:
+  HostOfCuda(ZipBackend& backend, std::chrono::milliseconds timeout) : backend_(backend), timeout_(timeout) {}
+
+  void run(const std::function<void(const Messages&)>& exchange) const override {
+    auto& b = backend_;
+    if (!b.worker_) b.worker_ = std::make_unique<Worker>();
+    auto promise = std::make_shared<std::promise<void>>();
+    auto run = [&exchange, state = b.state_, timeout = timeout_] {
+      exchange(Messages(state->zip, timeout, state->scratch));
+    };
+    auto done = [promise](std::exception_ptr error) { error ? promise->set_exception(error) : promise->set_value(); };
+    if (!b.worker_->run_here(run, done)) b.worker_->submit(run, done);
+    promise->get_future().get();
+  }
+
+ private:
+  ZipBackend& backend_;
+  std::chrono::milliseconds timeout_;
+};
 
 struct ZipBackend::CudaState {
   c10::cuda::CUDAStream stream;
   std::unique_ptr<Engine> engine;
   Switcher switcher;
+  std::optional<bool> words_by_host;  // not measured yet
 
   explicit CudaState(at::Device device)
       : stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())),
@@ -34,16 +60,22 @@ struct ZipBackend::CudaState {
     return c10::cuda::CUDAStreamGuard(stream);
   }
 
-  // Times calls on the stream. Their seconds are known later, so each is told to the switcher when the stream has
-  // passed it.
-  void start(Op op, uint64_t bytes, Choice choice) {
+  template <typename F>
+  auto on_stream(F&& f) const {
+    auto guard = enter();
+    return f();
+  }
+
+  // Times calls on the stream that does them. Their seconds are known later, so each is told to the switcher when the
+  // stream has passed it.
+  void start(const c10::cuda::CUDAStream& on, Op op, uint64_t bytes, Choice choice) {
     tell();
     timed.push_back({op, bytes, choice, at::cuda::CUDAEvent(cudaEventDefault), at::cuda::CUDAEvent(cudaEventDefault)});
-    timed.back().begin.record(stream);
+    timed.back().begin.record(on);
   }
-  void stop(const Traffic& traffic) {
+  void stop(const c10::cuda::CUDAStream& on, const Traffic& traffic) {
     timed.back().traffic = traffic;
-    timed.back().end.record(stream);
+    timed.back().end.record(on);
     tell();
   }
 
@@ -72,6 +104,13 @@ ZipBackend::CudaState& ZipBackend::cuda_state(at::Device device) {
   return *state;
 }
 
+// Which way sizes go is measured at the first call of the group, and agreed.
+void ZipBackend::prepare(CudaState& state, Place* place, const HostOfCuda& host) {
+  if (!state.words_by_host)
+    state.words_by_host = state_->zip && state.on_stream([&] { return faster_by_host(*place, host); });
+  if (*state.words_by_host) place->host = &host;
+}
+
 WorkPtr ZipBackend::run_cuda(OwnCall call) {
   const at::Device device = (call.inputs.empty() ? call.outputs : call.inputs)[0].device();
   c10::cuda::CUDAGuard device_guard(device);
@@ -85,28 +124,43 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   backend_for(device);
   const Messages messages(cuda_, call.patience.timeout);
   const std::string what = describe(call);
-  const Place place{*state.engine, messages, what};
+  Place place{*state.engine, messages, what};
+  HostOfCuda host(*this, call.patience.timeout);
+  prepare(state, &place, host);
   const bool timed = is_timed(call.op, options_);
-  auto guard = state.enter();
-  const Decision d = decide(place, call.op, call.bytes, call.frame, options_, &state.switcher);
+  const bool measures = options_.of(call.op) == Mode::automatic && !state.switcher.measured();
+  auto decide_here = [&] { return decide(place, call.op, call.bytes, call.frame, options_, &state.switcher); };
+  const Decision d = measures ? state.on_stream(decide_here) : decide_here();
+
+  WorkPtr work;
   Traffic traffic;
-  if (timed) state.start(call.op, call.bytes, d.choice);
-  if (zips(d.choice)) {
-    traffic = call.zip(place, d.choice);
-    state_->stats.add_zipped(op_name(call.op), traffic);
+  if (zips(d.choice) || (d.trial && call.patience.async)) {
+    auto guard = state.enter();
+    if (timed) state.start(state.stream, call.op, call.bytes, d.choice);
+    if (zips(d.choice)) {
+      traffic = call.zip(place, d.choice);
+    } else if (WorkPtr raw = call.raw(*cuda_)) {  // where its time can be taken
+      raw->wait();
+    }
+    if (timed) state.stop(state.stream, traffic);
+    std::vector<at::Tensor> kept = call.inputs;
+    kept.insert(kept.end(), call.outputs.begin(), call.outputs.end());
+    work = c10::make_intrusive<CudaWork>(rank_, call.type, "zipccl", call.inputs, call.outputs, std::move(kept),
+                                         state.stream, frame_checks_, state.engine->take_statuses(), options_.checksum);
   } else {
-    WorkPtr work = call.raw(*cuda_);
-    if (work) work->wait();
+    // As if zipccl were not there: NCCL does a call that is waited for on the caller's stream.
+    const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
+    if (timed && !call.patience.async) state.start(stream, call.op, call.bytes, d.choice);
+    work = forward(device, call.raw);
+    if (timed && !call.patience.async) state.stop(stream, traffic);
+  }
+  if (zips(d.choice))
+    state_->stats.add_zipped(op_name(call.op), traffic);
+  else
     state_->stats.add_raw(op_name(call.op), call.received);
-  }
-  if (timed) {
-    state.stop(traffic);
-    agree(place, call.op, call.bytes, &state.switcher);
-  }
-  std::vector<at::Tensor> kept = call.inputs;
-  kept.insert(kept.end(), call.outputs.begin(), call.outputs.end());
-  return c10::make_intrusive<CudaWork>(rank_, call.type, "zipccl", call.inputs, call.outputs, std::move(kept),
-                                       state.stream, frame_checks_, state.engine->take_statuses(), options_.checksum);
+  if (timed && state.switcher.wants_agreement(call.op, call.bytes))
+    state.on_stream([&] { return agree(place, call.op, call.bytes, &state.switcher), 0; });
+  return work;
 }
 
 Decision ZipBackend::explain_cuda(Op op, at::Device device, const FrameOptions& frame, uint64_t bytes) {
@@ -118,7 +172,10 @@ Decision ZipBackend::explain_cuda(Op op, at::Device device, const FrameOptions& 
   automatic.mode[static_cast<int>(op)] = Mode::automatic;
   const Messages messages(cuda_, c10d::kUnsetTimeout);
   const std::string what = "zipccl explain";
-  return explain_at({*state.engine, messages, what}, op, bytes, frame, automatic, &state.switcher);
+  Place place{*state.engine, messages, what};
+  HostOfCuda host(*this, c10d::kUnsetTimeout);
+  prepare(state, &place, host);
+  return explain_at(place, op, bytes, frame, automatic, &state.switcher);
 }
 
 }  // namespace zipccl

@@ -47,7 +47,7 @@ void bind_policy(py::module_& m) {
       .def(
           "set_measurements",
           [](Switcher& s, double alpha, double bytes_per_s, double fixed, double encode, double decode) {
-            s.set_measurements({alpha, bytes_per_s}, {fixed, encode, decode});
+            s.set_measurements({alpha, bytes_per_s, alpha}, {fixed, encode, decode});  // sizes travel as messages do
           },
           py::arg("alpha"), py::arg("bytes_per_s"), py::arg("fixed"), py::arg("encode"), py::arg("decode"))
       .def(

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "collectives/words.h"
+
 namespace zipccl {
 
 namespace {
@@ -32,9 +34,7 @@ Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items,
   engine.encode(src, options, slots, own_sizes);
   traffic.encode = watch.lap();
 
-  auto all_sizes = engine.empty(world * n, at::kLong);
-  place.messages.all_gather(all_sizes, own_sizes);
-  const std::vector<int64_t> sizes = engine.to_host(all_sizes);  // [world][items]
+  const std::vector<int64_t> sizes = all_gather_words(place, own_sizes);  // [world][items]
   traffic.sizes = watch.lap();
 
   std::vector<at::Tensor> sends, receives;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "collectives/words.h"
+
 namespace zipccl {
 
 namespace {
@@ -31,8 +33,7 @@ Traffic broadcast_zip(const Place& place, at::Tensor tensor, int root, const Fra
   at::Tensor slot = engine.empty(bound(options, tensor), at::kByte), size = engine.empty(1, at::kLong);
   if (sender) engine.encode({tensor.contiguous()}, options, {slot}, size);
   traffic.encode = watch.lap();
-  place.messages.broadcast(size, root);
-  const int64_t bytes = engine.to_host(size)[0];
+  const int64_t bytes = broadcast_words(place, size, root)[0];
   check_frame_size(bytes, options, tensor.numel(), root, place.what);
   traffic.sizes = watch.lap();
   at::Tensor frame = slot.narrow(0, 0, bytes);
@@ -65,8 +66,7 @@ Traffic scatter_zip(const Place& place, at::Tensor output, const std::vector<at:
     engine.encode(src, options, slots, sizes);
   }
   traffic.encode = watch.lap();
-  place.messages.broadcast(sizes, root);
-  const std::vector<int64_t> bytes = engine.to_host(sizes);
+  const std::vector<int64_t> bytes = broadcast_words(place, sizes, root);
   for (int64_t b : bytes) check_frame_size(b, options, output.numel(), root, place.what);
   traffic.sizes = watch.lap();
   const int64_t largest = *std::max_element(bytes.begin(), bytes.end());
@@ -95,9 +95,7 @@ Traffic gather_zip(const Place& place, const std::vector<at::Tensor>& outputs, a
   at::Tensor slot = engine.empty(bound(options, input), at::kByte), size = engine.empty(1, at::kLong);
   engine.encode({input.contiguous()}, options, {slot}, size);
   traffic.encode = watch.lap();
-  at::Tensor sizes = engine.empty(world, at::kLong);
-  place.messages.all_gather(sizes, size);  // all pad to the largest, so all must know it
-  const std::vector<int64_t> bytes = engine.to_host(sizes);
+  const std::vector<int64_t> bytes = all_gather_words(place, size);  // all pad to the largest, so all must know it
   for (int r = 0; r < world; ++r) check_frame_size(bytes[r], options, input.numel(), r, place.what);
   traffic.sizes = watch.lap();
   const int64_t largest = *std::max_element(bytes.begin(), bytes.end());

@@ -1,6 +1,7 @@
 // Where a zipped collective runs: a device's engine, and messages to the other ranks.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "collectives/engine.h"
@@ -8,10 +9,18 @@
 
 namespace zipccl {
 
+// Messages of CPU tensors among the same ranks, in the order of the group's calls.
+class HostMessages {
+ public:
+  virtual ~HostMessages() = default;
+  virtual void run(const std::function<void(const Messages&)>& exchange) const = 0;
+};
+
 struct Place {
   Engine& engine;
   const Messages& messages;
-  const std::string& what;  // the call, for errors
+  const std::string& what;             // the call, for errors
+  const HostMessages* host = nullptr;  // for words of a CUDA call, where that is the faster way (words.h)
 
   int rank() const { return messages.rank(); }
   int world() const { return messages.world(); }

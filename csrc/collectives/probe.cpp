@@ -3,16 +3,18 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <cmath>
+#include <functional>
 #include <vector>
 
-#include "collectives/error.h"
 #include "collectives/traffic.h"
+#include "collectives/words.h"
 
 namespace zipccl {
 
 namespace {
-constexpr int64_t kLinkBytes = 4 << 20;    // received per rank in the large all-gather
+constexpr int64_t kFirstLinkBytes = 4 << 20;  // received per rank in the large all-gather
+constexpr int64_t kMostLinkBytes = 64 << 20;
+constexpr double kLongEnough = 8;          // times alpha: then the large all-gather tells the rate
 constexpr int64_t kCodecValues = 2 << 20;  // 4 MiB of bf16
 constexpr int kRuns = 3;
 
@@ -21,50 +23,66 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-// Reading a word back makes CUDA work finish, so host time is the time of the call.
-void settle(Engine& engine, const at::Tensor& word) { engine.to_host(word); }
-
-double all_gather_seconds(Engine& engine, const Messages& messages, int64_t shard) {
-  auto in = engine.empty(shard, at::kByte).fill_(1);
-  auto out = engine.empty(shard * messages.world(), at::kByte);
-  auto word = engine.empty(1, at::kLong).fill_(0);
-  std::vector<double> seconds;
+// Seconds of a call, until the device is done; the first run, which may build connections, does not count.
+std::vector<double> seconds(Engine& engine, const std::function<void()>& call) {
+  at::Tensor word = engine.empty(1, at::kLong).fill_(0);
+  std::vector<double> runs;
   for (int i = 0; i <= kRuns; ++i) {
-    settle(engine, word);
+    engine.to_host(word);  // reading a word back makes the device finish
     Stopwatch watch;
-    messages.all_gather(out, in);
-    settle(engine, word);
-    if (i > 0) seconds.push_back(watch.lap());  // the first call may build connections
+    call();
+    engine.to_host(word);
+    if (i > 0) runs.push_back(watch.lap());
   }
-  return median(seconds);
+  return runs;
+}
+
+double fastest(Engine& engine, const std::function<void()>& call) {
+  const std::vector<double> runs = seconds(engine, call);
+  return *std::min_element(runs.begin(), runs.end());
+}
+
+double all_gather_seconds(const Place& place, int64_t shard) {
+  at::Tensor in = place.engine.empty(shard, at::kByte).fill_(1);
+  at::Tensor out = place.engine.empty(shard * place.world(), at::kByte);
+  return median(seconds(place.engine, [&] { place.messages.all_gather(out, in); }));
+}
+
+double words_seconds(const Place& place) {
+  at::Tensor own = place.engine.empty(1, at::kLong).fill_(1);
+  return median(seconds(place.engine, [&] { all_gather_words(place, own); }));
+}
+
+// The slowest rank's, so that ranks agree.
+std::vector<double> largest(const Place& place, const std::vector<double>& values) {
+  at::Tensor host = at::tensor(values, at::kDouble);
+  at::Tensor shared = place.engine.empty(host.numel(), at::kDouble).copy_(host);
+  place.messages.all_reduce_max(shared);
+  host.copy_(shared);
+  const double* v = host.const_data_ptr<double>();
+  return {v, v + host.numel()};
 }
 
 CodecModel codec_rates(Engine& engine, const FrameOptions& options) {
   CodecModel model;
-  auto word = engine.empty(1, at::kLong).fill_(0);
+  const double nothing = fastest(engine, [] {});
   for (int64_t count : {int64_t{1024}, kCodecValues}) {
     auto values = at::linspace(-1, 1, count, at::TensorOptions(at::kFloat)).pow_(3).to(scalar_type(options.dtype));
-    auto src = engine.empty(count, scalar_type(options.dtype)).copy_(values);
-    auto frame = engine.empty(static_cast<int64_t>(frame_bound(options, count)), at::kByte);
-    auto dst = at::empty_like(src);
-    std::vector<double> encode, decode;
-    for (int i = 0; i <= kRuns; ++i) {
-      settle(engine, word);
-      Stopwatch watch;
-      engine.encode({src}, options, {frame}, word);
-      settle(engine, word);
-      encode.push_back(watch.lap());
-      engine.decode({{frame, dst, "this rank"}}, options.dtype, "zipccl measurement");
-      settle(engine, word);
-      decode.push_back(watch.lap());
-    }
-    double e = *std::min_element(encode.begin(), encode.end()), d = *std::min_element(decode.begin(), decode.end());
-    double bytes = static_cast<double>(src.nbytes());
+    at::Tensor src = engine.empty(count, scalar_type(options.dtype)).copy_(values);
+    at::Tensor frame = engine.empty(static_cast<int64_t>(frame_bound(options, count)), at::kByte);
+    at::Tensor dst = at::empty_like(src), size = engine.empty(1, at::kLong);
+    auto cost = [&](const std::function<void()>& call) {
+      const double s = fastest(engine, call);
+      return std::max(s - nothing, 0.01 * s);
+    };
+    const double encode = cost([&] { engine.encode({src}, options, {frame}, size); });
+    const double decode = cost([&] { engine.decode({{frame, dst, "this rank"}}, options.dtype, "measurement"); });
     if (count == 1024) {
-      model.fixed = (e + d) / 2;
+      model.fixed = (encode + decode) / 2;
     } else {
-      model.encode_bytes_per_s = bytes / std::max(e - model.fixed, e * 0.01);
-      model.decode_bytes_per_s = bytes / std::max(d - model.fixed, d * 0.01);
+      const double bytes = static_cast<double>(src.nbytes());
+      model.encode_bytes_per_s = bytes / std::max(encode - model.fixed, 0.01 * encode);
+      model.decode_bytes_per_s = bytes / std::max(decode - model.fixed, 0.01 * decode);
     }
   }
   engine.take_statuses();  // own frames: nothing to check
@@ -72,23 +90,31 @@ CodecModel codec_rates(Engine& engine, const FrameOptions& options) {
 }
 }  // namespace
 
-void measure(Engine& engine, const Messages& messages, const FrameOptions& options, Switcher* switcher) {
+void measure(const Place& place, const FrameOptions& options, Switcher* switcher) {
   at::NoGradGuard no_grad;
-  const int world = messages.world();
-  double alpha = all_gather_seconds(engine, messages, 64);
-  int64_t shard = std::max<int64_t>(kLinkBytes / world, 64 << 10);
-  double large = all_gather_seconds(engine, messages, shard);
-  double per_byte = std::max(large - alpha, large * 0.01) / static_cast<double>(shard * (world - 1));
-  CodecModel codec = codec_rates(engine, options);
-
+  const int world = place.world();
+  const double alpha = all_gather_seconds(place, 64);
+  double large = 0;
+  int64_t shard = std::max<int64_t>(kFirstLinkBytes / world, 64 << 10);
+  for (;; shard *= 4) {
+    // All ranks must take the same number of turns.
+    const auto slowest = largest(place, {all_gather_seconds(place, shard), alpha});
+    large = slowest[0];
+    if (large >= kLongEnough * slowest[1] || shard * world >= kMostLinkBytes) break;
+  }
+  const double per_byte = std::max(large - alpha, 0.01 * large) / static_cast<double>(shard * (world - 1));
+  const CodecModel codec = codec_rates(place.engine, options);
   // Costs, so that the maximum over ranks is the slowest rank's; as bit-exact doubles every rank then decides alike.
-  auto agreed = at::tensor({alpha, per_byte, codec.fixed, 1 / codec.encode_bytes_per_s, 1 / codec.decode_bytes_per_s},
-                           at::kDouble);
-  auto shared = engine.empty(agreed.numel(), at::kDouble).copy_(agreed);
-  messages.all_reduce_max(shared);
-  agreed.copy_(shared);
-  const double* v = agreed.const_data_ptr<double>();
-  switcher->set_measurements({v[0], 1 / v[1]}, {v[2], 1 / v[3], 1 / v[4]});
+  const auto v = largest(place, {alpha, per_byte, codec.fixed, 1 / codec.encode_bytes_per_s,
+                                 1 / codec.decode_bytes_per_s, words_seconds(place)});
+  switcher->set_measurements({v[0], 1 / v[1], v[5]}, {v[2], 1 / v[3], 1 / v[4]});
+}
+
+bool faster_by_host(const Place& place, const HostMessages& host) {
+  at::NoGradGuard no_grad;
+  const Place by_host{place.engine, place.messages, place.what, &host};
+  const auto v = largest(place, {words_seconds(place), words_seconds(by_host)});
+  return v[1] < v[0];
 }
 
 }  // namespace zipccl

@@ -1,14 +1,18 @@
 // Measures a group's link and the codec once, with the group's own calls, and agrees on the result.
 #pragma once
 
-#include "collectives/engine.h"
+#include "collectives/place.h"
 #include "policy/switcher.h"
-#include "transport/messages.h"
 
 namespace zipccl {
 
-// A collective call: every rank of the group must make it at the same place. Moves about 4 MiB per rank a few times.
-// After it all ranks hold the same numbers: the slowest rank's.
-void measure(Engine& engine, const Messages& messages, const FrameOptions& options, Switcher* switcher);
+// Collective calls: every rank of the group must make them at the same place. After them all ranks hold the same
+// numbers, the slowest rank's.
+
+// Link, sizes and codec. Moves 4 MiB per rank a few times, more on fast links.
+void measure(const Place& place, const FrameOptions& options, Switcher* switcher);
+
+// Whether sizes of CUDA calls travel faster by `host` than by the place's own messages.
+bool faster_by_host(const Place& place, const HostMessages& host);
 
 }  // namespace zipccl

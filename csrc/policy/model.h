@@ -27,6 +27,7 @@ inline const char* op_name(Op op) {
 struct LinkModel {
   double alpha = 0;        // seconds before the first byte moves
   double bytes_per_s = 0;  // received per rank
+  double words = 0;        // seconds until every host knows every rank's sizes
 };
 
 struct CodecModel {
@@ -35,32 +36,33 @@ struct CodecModel {
   double decode_bytes_per_s = 0;  // raw bytes
 };
 
-// What one rank does in a call: bytes it encodes, receives raw, and decodes, and how often a message must be awaited
-// beyond the raw call's once.
+// What one rank does in a zipped call: bytes it encodes, would receive raw, and decodes; how often sizes are exchanged,
+// and how many messages follow each other.
 struct Shape {
   double encoded;
   double received;
   double decoded;
-  double extra_alphas;
+  double words;
+  double messages;
 };
 
 inline Shape shape_of(Op op, int world, double bytes) {
   const double n = world, others = (n - 1) / n;
   switch (op) {
     case Op::all_gather:
-      return {bytes, (n - 1) * bytes, (n - 1) * bytes, 1};
+      return {bytes, (n - 1) * bytes, (n - 1) * bytes, 1, 1};
     case Op::all_to_all:
     case Op::reduce_scatter:
-      return {others * bytes, others * bytes, others * bytes, 1};
+      return {others * bytes, others * bytes, others * bytes, 1, 1};
     case Op::all_reduce:  // reduce-scatter, then all-gather of the sums
-      return {others * bytes + bytes / n, 2 * others * bytes, 2 * others * bytes, 3};
+      return {others * bytes + bytes / n, 2 * others * bytes, 2 * others * bytes, 2, 2};
     case Op::broadcast:
-      return {bytes, bytes, bytes, 1};
+      return {bytes, bytes, bytes, 1, 1};
     case Op::scatter:  // the root encodes for all and sends over one link
     case Op::gather:
-      return {bytes, (n - 1) * bytes, bytes, 1};
+      return {bytes, (n - 1) * bytes, bytes, 1, 1};
   }
-  return {0, 0, 0, 0};
+  return {0, 0, 0, 0, 0};
 }
 
 inline double raw_seconds(const LinkModel& link, const Shape& s) { return link.alpha + s.received / link.bytes_per_s; }
@@ -68,7 +70,7 @@ inline double raw_seconds(const LinkModel& link, const Shape& s) { return link.a
 // `ratio`: wire bytes over raw bytes, a wire dtype's saving included.
 inline double zip_seconds(const LinkModel& link, const CodecModel& codec, const Shape& s, double ratio) {
   return 2 * codec.fixed + s.encoded / codec.encode_bytes_per_s + s.decoded / codec.decode_bytes_per_s +
-         (1 + s.extra_alphas) * link.alpha + s.received * ratio / link.bytes_per_s;
+         s.messages * link.alpha + s.words * link.words + s.received * ratio / link.bytes_per_s;
 }
 
 // Link rate below which large zipped calls win.

@@ -12,7 +12,8 @@ constexpr double kMargin = 1.03;
 constexpr double kHysteresis = 1.05;
 // Try a choice only where it is not expected to be this much worse than the best.
 constexpr double kHopeless = 1.5;
-constexpr double kNewest = 0.5;  // weight of the newest agreement
+constexpr double kHopelessInTrial = 3.0;  // the model alone speaks
+constexpr double kNewest = 0.5;           // weight of the newest agreement
 
 double blend(double old, double fresh) {
   if (fresh <= 0) return old;
@@ -103,7 +104,8 @@ Switcher::Choices Switcher::promising(Op op, int world, uint64_t bytes, const Ch
   for (int k = 0; k < kChoiceCount; ++k)
     if (allowed[k]) best = best > 0 ? std::min(best, t[k]) : t[k];
   Choices chosen{};
-  for (int k = 0; k < kChoiceCount; ++k) chosen[k] = allowed[k] && t[k] <= best * kHopeless;
+  const double limit = best * (c.calls <= kTrial ? kHopelessInTrial : kHopeless);
+  for (int k = 0; k < kChoiceCount; ++k) chosen[k] = allowed[k] && t[k] <= limit;
   return chosen;
 }
 
@@ -115,6 +117,7 @@ Decision Switcher::decide(Op op, int world, uint64_t bytes, const Choices& allow
   const uint64_t call = c.calls++;
   const bool trial = call < kTrial, exploring = c.calls % kExploreEvery == 0;
   if (!trial && !exploring) return d;
+  d.trial = true;
   const Choices chosen = promising(op, world, bytes, allowed, c);
   // In turn, from the choice that looks best: call 0 is that one, and exploring begins with the next.
   const int turns = static_cast<int>(trial ? call : 1 + c.calls / kExploreEvery % (kChoiceCount - 1));

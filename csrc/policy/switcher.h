@@ -34,6 +34,7 @@ struct Decision {
   std::string reason;      // for people: ZIPCCL_DEBUG=INFO and zipccl.explain()
   double raw_seconds = 0;  // expected; 0 where nothing was estimated
   double zip_seconds = 0;
+  bool trial = false;  // taken to see how it does, rather than as the best
 };
 
 class Switcher {

@@ -1,0 +1,48 @@
+#include "collectives/words.h"
+
+namespace zipccl {
+
+namespace {
+at::Tensor host_words(const std::vector<int64_t>& words) { return at::tensor(words, at::kLong); }
+at::Tensor host_words(int64_t n) { return at::empty({n}, at::kLong); }
+
+std::vector<int64_t> to_vector(const at::Tensor& t) {
+  const int64_t* p = t.const_data_ptr<int64_t>();
+  return {p, p + t.numel()};
+}
+}  // namespace
+
+std::vector<int64_t> all_gather_words(const Place& place, const at::Tensor& own) {
+  const int64_t n = own.numel() * place.world();
+  if (place.host == nullptr) {
+    at::Tensor all = place.engine.empty(n, at::kLong);
+    place.messages.all_gather(all, own);
+    return place.engine.to_host(all);
+  }
+  at::Tensor mine = host_words(place.engine.to_host(own)), all = host_words(n);
+  place.host->run([&](const Messages& messages) { messages.all_gather(all, mine); });
+  return to_vector(all);
+}
+
+std::vector<int64_t> all_to_all_words(const Place& place, const at::Tensor& own) {
+  if (place.host == nullptr) {
+    at::Tensor theirs = place.engine.empty(own.numel(), at::kLong);
+    place.messages.all_to_all_words(theirs, own);
+    return place.engine.to_host(at::cat({own, theirs}));
+  }
+  at::Tensor mine = host_words(place.engine.to_host(own)), theirs = host_words(own.numel());
+  place.host->run([&](const Messages& messages) { messages.all_to_all_words(theirs, mine); });
+  return to_vector(at::cat({mine, theirs}));
+}
+
+std::vector<int64_t> broadcast_words(const Place& place, at::Tensor words, int root) {
+  if (place.host == nullptr) {
+    place.messages.broadcast(words, root);
+    return place.engine.to_host(words);
+  }
+  at::Tensor shared = place.rank() == root ? host_words(place.engine.to_host(words)) : host_words(words.numel());
+  place.host->run([&](const Messages& messages) { messages.broadcast(shared, root); });
+  return to_vector(shared);
+}
+
+}  // namespace zipccl
