@@ -40,7 +40,11 @@ struct Worker::State {
     }
   }
 
+  // Of the thread itself: the worker it belongs to.
+  static thread_local const State* own;
+
   static void loop(const std::shared_ptr<State>& s) {
+    own = s.get();
     std::unique_lock<std::mutex> lock(s->mutex);
     for (;;) {
       ++s->idle;
@@ -71,6 +75,8 @@ struct Worker::State {
     s->changed.notify_all();
   }
 };
+
+thread_local const Worker::State* Worker::State::own = nullptr;
 
 // Never destroyed: workers may outlive static objects.
 struct Worker::Registry {
@@ -159,11 +165,10 @@ void Worker::stop(double patience_s) {
     state_->wake.notify_all();
   }
   for (State::Job& job : cancelled) job.done(shut_down());
-  // A report may drop the last reference to the group, and so end up here on one of the threads.
-  bool inside = std::any_of(threads.begin(), threads.end(),
-                            [](const std::thread& t) { return t.get_id() == std::this_thread::get_id(); });
+  // A report may drop the last reference to the group, and so end up here on one of the threads, which cannot wait for
+  // itself.
   bool all_left = false;
-  if (!inside) {
+  if (State::own != state_.get()) {
     std::unique_lock<std::mutex> lock(state_->mutex);
     all_left =
         state_->changed.wait_for(lock, std::chrono::duration<double>(patience_s), [&] { return state_->running == 0; });
