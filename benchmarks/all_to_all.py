@@ -1,5 +1,5 @@
-"""all_to_all_single: every rank sends each other rank a part of its values. Even splits; then a skewed mixture of experts,
-where rank 0 holds the popular expert and gets half of everybody's tokens, by either design."""
+"""all_to_all_single: every rank sends each other rank a part of its values. Even splits; then a skewed mixture of
+experts, where rank 0 holds the popular expert and gets half of everybody's tokens, by either design."""
 
 from __future__ import annotations
 

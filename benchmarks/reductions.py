@@ -1,5 +1,5 @@
-"""reduce_scatter_tensor and all_reduce of fp32 gradients. Zipped they travel in bf16 and are summed in fp32 in rank order;
-raw they are whatever the inner backend makes of fp32, so only the zipped result is compared with the sum."""
+"""reduce_scatter_tensor and all_reduce of fp32 gradients. Zipped they travel in bf16 and are summed in fp32 in rank
+order; raw they are whatever the inner backend makes of fp32, so only the zipped result is compared with the sum."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class JoinedWork : public c10d::Work {
 
 c10d::Backend& ZipBackend::backend_for(at::Device device) {
   const BackendPtr& b = device.is_cpu() ? cpu_ : cuda_;
-  TORCH_CHECK(b && (device.is_cpu() || device.is_cuda()), "zipccl: this group has no inner backend for ", device,
-              " tensors");
+  TORCH_CHECK(b && (device.is_cpu() || device.is_cuda()),
+              "zipccl: this group has no inner backend for " + device.str() + " tensors");
   if (device.is_cuda()) {
     // setBoundDeviceId is not virtual, so c10d gives the device to us alone.
     if (bound_device_id_ && b->getBoundDeviceId() != bound_device_id_) b->setBoundDeviceId(bound_device_id_);

@@ -146,7 +146,8 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
 #ifdef ZIPCCL_WITH_CUDA
   if (device.is_cuda() && cuda_) return explain_cuda(op, device, frame, bytes);
 #endif
-  TORCH_CHECK(device.is_cpu() && state_->zip, "zipccl: this group has nothing that could zip ", device, " tensors");
+  TORCH_CHECK(device.is_cpu() && state_->zip,
+              "zipccl: this group has nothing that could zip " + device.str() + " tensors");
   if (!worker_) worker_ = std::make_unique<Worker>();
   auto work = c10::make_intrusive<CpuWork>(rank_, c10d::OpType::UNKNOWN, "zipccl", std::vector<at::Tensor>{},
                                            std::vector<at::Tensor>{});

@@ -9,7 +9,6 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <sstream>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -56,17 +55,28 @@ std::string show(const c10d::GatherOptions& o) { return common(o) + " root=" + s
 std::string show(const c10d::ScatterOptions& o) { return common(o) + " root=" + std::to_string(o.rootRank); }
 std::string show(const c10d::ReduceScatterOptions& o) { return common(o) + " op=" + show(o.reduceOp); }
 std::string show(const c10d::AllToAllOptions& o) { return common(o); }
-std::string show(const c10d::BarrierOptions& o) {
-  std::ostringstream s;
-  s << common(o) << " device=" << (o.device ? o.device->str() : "none") << " ids=" << o.device_ids;
-  return s.str();
+// No streams: some toolchains link a second standard library into extensions, whose streams then lack their locale.
+std::string shown(int n) { return std::to_string(n); }
+std::string shown(int64_t n) { return std::to_string(n); }
+std::string shown(bool b) { return std::to_string(b); }
+std::string shown(const std::string& s) { return s; }
+std::string shown(at::Device d) { return d.str(); }
+std::string shown(caffe2::TypeMeta t) { return std::string(t.name()); }
+std::string shown(const std::vector<int64_t>& numbers) {
+  std::string s;
+  for (int64_t n : numbers) s += std::to_string(n) + ",";
+  return s;
 }
 
 template <typename... T>
 std::string text(const T&... parts) {
-  std::ostringstream s;
-  ((s << parts << ' '), ...);
-  return s.str();
+  std::string s;
+  ((s += shown(parts) + ' '), ...);
+  return s;
+}
+
+std::string show(const c10d::BarrierOptions& o) {
+  return common(o) + " device=" + (o.device ? o.device->str() : "none") + " ids=" + shown(o.device_ids);
 }
 
 Tensors join(const Tensors& a, const Tensors& b) {
@@ -228,7 +238,7 @@ class Recorder : public c10d::Backend {
     }
     auto& queue = replies_[name];
     if (!queue.empty()) {
-      TORCH_CHECK(queue.front().size() == out.size(), "a reply to ", name, " needs ", out.size(), " tensors");
+      TORCH_CHECK(queue.front().size() == out.size(), "a reply to " + name + " needs another number of tensors");
       for (size_t i = 0; i < out.size(); ++i) out[i].copy_(queue.front()[i]);
       queue.pop_front();
     }
