@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads) fast_decode_kernel(const __grid_cons
 template <int kTilesPerWarp>
 cudaError_t launch_with(const DecodeLaunch& launch, cudaStream_t stream) {
   const uint64_t blocks = launch.first_block[launch.n] * (kGroupTiles / (kWarps * kTilesPerWarp));
-  return launch_behind(fast_decode_kernel<kTilesPerWarp>, blocks, 1, kThreads, 0, stream, launch);
+  return launch_behind(fast_decode_kernel<kTilesPerWarp>, blocks, kThreads, 0, stream, launch);
 }
 
 }  // namespace

@@ -188,24 +188,23 @@ __device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint
 
 // Coded tiles reach the warps through shared memory: those of a block from one input, which lie next to each other in
 // the frame, are a stage, and while one is decoded the next ones are copied.
-constexpr int kStages = 2;
+constexpr int kStages = 3;
 struct Stage {
   uint4 units[kWarps * kMaxUnitBytes / sizeof(uint4)];
   uint4 dynamic[kWarps * kTile / sizeof(uint4) + 2];
 };
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
 // The stages of a block, used in turn. Every warp goes through the same steps, 0, 1, ...: wait(), read, release();
-// one thread begins the copies, each after the step that read the stage before.
+// one thread begins each copy, after the step that read the stage before.
 struct Pipeline {
   uint64_t full[kStages];   // barriers: has been copied
   uint64_t empty[kStages];  // has been read by all warps
   Stage stages[kStages];
 
 #if __CUDA_ARCH__ >= 900
+  static __device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+  }
   static __device__ __forceinline__ void wait_for(uint64_t* barrier, uint32_t parity) {
     asm volatile(
         "{ .reg .pred done;\n"
@@ -244,6 +243,7 @@ struct Pipeline {
     wait_for(&full[step % kStages], step / kStages & 1u);
     return stages[step % kStages];
   }
+  // One arrival for the warp: __syncwarp() puts the reads of all its lanes before it.
   __device__ __forceinline__ void release(uint32_t step, int lane) {
     __syncwarp();
     if (lane == 0) {
@@ -286,6 +286,14 @@ struct StagedUnit {
 struct LaneSums {
   float sum[kRuns][8];
 };
+
+__device__ __forceinline__ void clear(LaneSums* sums) {
+#pragma unroll
+  for (int k = 0; k < kRuns; ++k) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sums->sum[k][j] = -0.0f;
+  }
+}
 
 template <DType kIn, bool kScaled>
 __device__ __forceinline__ void add(const Eight<Bits<kIn>>& x, float scale, float (&sum)[8]) {
@@ -351,93 +359,97 @@ __device__ __forceinline__ void finish(const SumLaunch& launch, uint64_t tile, u
   }
 }
 
-// Shared memory, in front of the plans.
+// Shared memory; behind it, for each input of a batch, a Source and the TilePlans of a group.
 template <bool kCoded>
 struct SharedSpace {
-  Source sources[kBatch];
+  uint4 nothing;
 };
 template <>
 struct SharedSpace<true> {
-  Exponents exponents[kWarps];
   Pipeline pipeline;
+  Exponents exponents[kWarps];
   EscapePlaces places;
-  Source sources[kBatch];
 };
 
-// `parts` blocks share a group. A block's warps take its tiles in rounds, a tile each.
+// `parts` blocks share a group. A block's warps take its tiles in rounds, a tile each. More inputs than a batch need
+// blocks of one round, as each round has all the inputs.
 template <DType kIn, bool kScaled>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     sum_kernel(const __grid_constant__ SumLaunch launch, int parts) {
   constexpr bool kCoded = kIn == DType::bf16;
   extern __shared__ __align__(16) uint8_t shared[];
   SharedSpace<kCoded>& space = *reinterpret_cast<SharedSpace<kCoded>*>(shared);
-  TilePlan* plans = reinterpret_cast<TilePlan*>(shared + sizeof(space));  // kGroupTiles for each of a batch
+  Source* const sources = reinterpret_cast<Source*>(shared + sizeof(space));
+  TilePlan* const plans = reinterpret_cast<TilePlan*>(sources + min(launch.n, kBatch));
 
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const uint64_t g = blockIdx.x / parts;
-  const uint32_t block_tiles = static_cast<uint32_t>(kGroupTiles) / parts;
-  const uint32_t first_in_group = blockIdx.x % parts * block_tiles;
+  const int first_round = blockIdx.x % parts * (kRounds / parts);
   const uint64_t tiles_left = tile_count(launch.count) - g * kGroupTiles;
-  const uint32_t end_in_group = static_cast<uint32_t>(min(tiles_left, uint64_t{first_in_group + block_tiles}));
+  const int end_round =
+      min(first_round + kRounds / parts, static_cast<int>(ceil_div(min(tiles_left, kGroupTiles), kWarps)));
+  const auto values_in = [&](uint32_t in_group) {
+    return in_group < tiles_left ? static_cast<uint32_t>(values_in_tile(launch.count, g * kGroupTiles + in_group)) : 0;
+  };
   if constexpr (kCoded) {
     if (threadIdx.x < 32) space.places.set(threadIdx.x);
     if (threadIdx.x == 0) space.pipeline.init();
   }
 
+  LaneSums sums;
+  clear(&sums);
   uint32_t step = 0;  // of the pipeline
-  for (uint32_t round = first_in_group; round < end_in_group; round += kWarps) {
-    const uint32_t in_group = round + warp;
-    const uint64_t tile = g * kGroupTiles + in_group;
-    const uint32_t m = in_group < end_in_group ? static_cast<uint32_t>(values_in_tile(launch.count, tile)) : 0;
-    LaneSums sums;
-#pragma unroll
-    for (int k = 0; k < kRuns; ++k) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) sums.sum[k][j] = -0.0f;
+  for (int first = 0; first < launch.n; first += kBatch) {
+    const int n = min(launch.n - first, kBatch), steps = (end_round - first_round) * n;
+    __syncthreads();  // the plans before these have been used
+    for (int i = warp; i < n; i += kWarps) {
+      plan_source<kIn>(launch, first + i, g, &sources[i], plans + i * kGroupTiles, lane);
     }
-    for (int first = 0; first < launch.n; first += kBatch) {
-      const int n = min(launch.n - first, kBatch);
-      if (round == first_in_group || launch.n > kBatch) {
-        __syncthreads();  // the plans before these have been used
-        for (int i = warp; i < n; i += kWarps) {
-          plan_source<kIn>(launch, first + i, g, &space.sources[i], plans + i * kGroupTiles, lane);
-        }
-        __syncthreads();
-      }
+    __syncthreads();
 
-      const auto extent = [&](int i) {
-        const Source& source = space.sources[i];
-        return source.kind == Kind::coded ? source.extents[round / kWarps] : Extent{};
-      };
-      if constexpr (kCoded) {
-        if (threadIdx.x == 0) {
-          for (int i = 0; i < min(n, kStages - 1); ++i) space.pipeline.begin(step + i, extent(i));
-        }
-      }
-#pragma unroll 1
-      for (int i = 0; i < n; ++i) {
-        const Source& source = space.sources[i];
-        if (source.kind == Kind::values && m != 0) {
-          add_values<kIn, kScaled>(source.values, tile, m, launch.scale, lane, &sums);
-        }
-        if constexpr (kCoded) {
-          const int ahead = i + kStages - 1;
-          if (threadIdx.x == 0 && ahead < n) space.pipeline.begin(step + kStages - 1, extent(ahead));
-          const Stage& stage = space.pipeline.wait(step, extent(i));
-          if (source.kind == Kind::coded && m != 0) {
-            const TilePlan plan = plans[i * kGroupTiles + in_group];
-            const StagedUnit unit = {reinterpret_cast<const uint8_t*>(stage.units) + plan.unit,
-                                     static_cast<uint32_t>(align_up(m)), lane};
-            const uint8_t* dynamic = reinterpret_cast<const uint8_t*>(stage.dynamic) + plan.dynamic;
-            const bool good = decode_tile(plan, unit, dynamic, m, space.places, &space.exponents[warp], lane,
-                                          [&](int k, uint4 v) { add<kScaled>(v, launch.scale, sums.sum[k]); });
-            if (!good && lane == 0) report(launch.status + first + i, Status::bad_escapes);
-          }
-          space.pipeline.release(step++, lane);
-        }
+    // Step s adds input s % n to round s / n.
+    const auto extent = [&](int s) {
+      const Source& source = sources[s % n];
+      return source.kind == Kind::coded ? source.extents[first_round + s / n] : Extent{};
+    };
+    if constexpr (kCoded) {
+      if (threadIdx.x == 0) {
+        for (int s = 0; s < min(steps, kStages - 1); ++s) space.pipeline.begin(step + s, extent(s));
       }
     }
-    if (m != 0) finish(launch, tile, m, &sums, lane);
+    int i = 0;
+    uint32_t in_group = first_round * kWarps + warp;
+    uint32_t m = values_in(in_group);
+#pragma unroll 1
+    for (int s = 0; s < steps; ++s, ++step) {
+      const Source& source = sources[i];
+      if (source.kind == Kind::values && m != 0) {
+        add_values<kIn, kScaled>(source.values, g * kGroupTiles + in_group, m, launch.scale, lane, &sums);
+      }
+      if constexpr (kCoded) {
+        const Stage& stage = space.pipeline.wait(step, extent(s));
+        if (source.kind == Kind::coded && m != 0) {
+          const TilePlan plan = plans[i * kGroupTiles + in_group];
+          const StagedUnit unit = {reinterpret_cast<const uint8_t*>(stage.units) + plan.unit,
+                                   static_cast<uint32_t>(align_up(m)), lane};
+          const uint8_t* dynamic = reinterpret_cast<const uint8_t*>(stage.dynamic) + plan.dynamic;
+          const bool good = decode_tile(plan, unit, dynamic, m, space.places, &space.exponents[warp], lane,
+                                        [&](int k, uint4 v) { add<kScaled>(v, launch.scale, sums.sum[k]); });
+          if (!good && lane == 0) report(launch.status + first + i, Status::bad_escapes);
+        }
+        space.pipeline.release(step, lane);
+        const int ahead = s + kStages - 1;
+        // The warps take turns, so that none of them falls behind.
+        if (lane == 0 && warp == s % kWarps && ahead < steps) space.pipeline.begin(step + kStages - 1, extent(ahead));
+      }
+      if (++i < n) continue;
+      if (first + n < launch.n) continue;  // and this was the last step
+      if (m != 0) finish(launch, g * kGroupTiles + in_group, m, &sums, lane);
+      clear(&sums);
+      i = 0;
+      in_group += kWarps;
+      m = values_in(in_group);
+    }
   }
   wait_for_previous();
 }
@@ -449,18 +461,17 @@ cudaError_t launch_sum(const SumLaunch& launch, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   const uint64_t groups = group_count(launch.count);
   // Fewer parts share the work on headers and tables, more keep all processors busy to the end.
-  const int parts = groups >= 16 * static_cast<uint64_t>(processors)  ? 1
-                    : groups >= 3 * static_cast<uint64_t>(processors) ? 2
-                                                                      : kRounds;
+  const uint64_t many = processors;
+  const int parts = launch.n > kBatch || groups < 3 * many ? kRounds : groups < 16 * many ? 2 : 1;
   const unsigned blocks = static_cast<unsigned>(groups * parts);
   constexpr bool kCoded = kIn == DType::bf16;
-  const int planned = !kCoded ? 0 : launch.n < kBatch ? launch.n : kBatch;
-  const size_t shared = sizeof(SharedSpace<kCoded>) + sizeof(TilePlan) * kGroupTiles * planned;
+  const size_t shared_of_input = sizeof(Source) + (kCoded ? kGroupTiles * sizeof(TilePlan) : 0);
+  const size_t shared = sizeof(SharedSpace<kCoded>) + shared_of_input * (launch.n < kBatch ? launch.n : kBatch);
   const auto kernel = launch.scale == 1 ? sum_kernel<kIn, false> : sum_kernel<kIn, true>;
   const cudaError_t error_shared =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
   if (error_shared != cudaSuccess) return error_shared;
-  return launch_behind(kernel, blocks, 1, kThreads, shared, stream, launch, parts);
+  return launch_behind(kernel, blocks, kThreads, shared, stream, launch, parts);
 }
 
 bool aligned(const void* p, uint64_t a) { return reinterpret_cast<uintptr_t>(p) % a == 0; }
