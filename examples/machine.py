@@ -17,7 +17,7 @@ _load_before = os.getloadavg()[0]  # what else ran on this machine when the prog
 def describe(device: str) -> dict:
     facts = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
+        "command": shlex.join([os.path.basename(sys.executable), *_arguments()]),
         "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
@@ -29,6 +29,12 @@ def describe(device: str) -> dict:
     if device == "cuda":
         facts |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
     return facts
+
+
+def _arguments() -> list[str]:
+    """The command line, without where the results went."""
+    kept = [a for i, a in enumerate(sys.argv) if "--json" not in (a, sys.argv[i - 1])]
+    return [a for a in kept if not a.startswith("--json=")]
 
 
 def cpu_name() -> str:
