@@ -5,7 +5,7 @@
 // sum_cuda.cu        decode_sum()
 // raw_cuda.cu        Code::raw
 // checksum_cuda.cu   payload checksum; header check ahead of every decode
-// cuda_device.cuh    device functions they share; fast_encode.cuh, fast_decode.cuh: tiles of Code::fast
+// cuda_device.cuh    device functions they share; fast_decode.cuh: those of Code::fast, frame to values
 //
 // Jobs travel by value in kernel parameters, so a call copies nothing to the device and can be captured in a graph. A
 // launch takes up to kJobsPerLaunch of them; job i owns blocks [first_block[i], first_block[i + 1]).
@@ -56,7 +56,6 @@ struct SumLaunch {
   uint8_t out;
   float scale;
   float divisor;
-  float factor;  // applied after it; one of the two is 1
   void* dst;
   uint64_t count;
   int32_t* status;  // per input
@@ -110,8 +109,8 @@ inline uint32_t sums_per_job(int n, uint64_t most_available) {
   return static_cast<uint32_t>(wanted < most ? wanted : most);
 }
 
-// Whether what this device runs was compiled for an architecture with programmatic dependent launch.
-inline bool has_dependent_launch() {
+// Whether what this device runs was compiled for an architecture with programmatic dependent launches and clusters.
+inline bool has_hopper_launches() {
 #if defined(__CUDA_ARCH_LIST__) && CUDART_VERSION >= 12030
   constexpr int kArchs[] = {__CUDA_ARCH_LIST__};
   int device = 0, major = 0, minor = 0;
@@ -127,19 +126,23 @@ inline bool has_dependent_launch() {
 
 // Launches a kernel that begins when every block of the one before it in the stream has called let_next_begin(), so
 // that their latencies overlap. It calls wait_for_previous() before it uses what that one writes, and before it ends.
+// cluster: blocks that run at the same time and see each other's shared memory; needs has_hopper_launches().
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_behind(void (*kernel)(Parameters...), uint64_t blocks, int threads, size_t shared,
+cudaError_t launch_behind(void (*kernel)(Parameters...), uint64_t blocks, unsigned cluster, int threads, size_t shared,
                           cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(blocks);
   config.blockDim = threads;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = has_dependent_launch() ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  config.attrs = attributes;
+  config.numAttrs = !has_hopper_launches() ? 0 : cluster > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) fast_decode_kernel(const __grid_cons
     uint16_t* to = dst + t * kTile;
     const Tile tile = find_tile(place, plans[t]);
     const uint8_t* dynamic = gather_dynamic(tile, in.dynamic, &spaces[warp], lane);
-    good &= decode_tile(plans[t], in, dynamic, m, places, &spaces[warp].exponents, lane,
+    good &= decode_tile(tile, in, dynamic, m, places, &spaces[warp].exponents, lane,
                         [&](int k, uint4 v) { store_values(to, 256 * k + 8 * lane, m, wide, v); });
   }
   if (!good && lane == 0) report(launch.status + i, Status::bad_escapes);
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads) fast_decode_kernel(const __grid_cons
 template <int kTilesPerWarp>
 cudaError_t launch_with(const DecodeLaunch& launch, cudaStream_t stream) {
   const uint64_t blocks = launch.first_block[launch.n] * (kGroupTiles / (kWarps * kTilesPerWarp));
-  return launch_behind(fast_decode_kernel<kTilesPerWarp>, blocks, kThreads, 0, stream, launch);
+  return launch_behind(fast_decode_kernel<kTilesPerWarp>, blocks, 1, kThreads, 0, stream, launch);
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ cudaError_t launch_raw_encode(const EncodeLaunch& launch, cudaStream_t stream) {
 }
 
 cudaError_t launch_raw_decode(const DecodeLaunch& launch, cudaStream_t stream) {
-  return launch_behind(raw_decode_kernel, launch.first_block[launch.n], kThreads, 0, stream, launch);
+  return launch_behind(raw_decode_kernel, launch.first_block[launch.n], 1, kThreads, 0, stream, launch);
 }
 
 }  // namespace cuda

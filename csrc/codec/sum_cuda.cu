@@ -5,7 +5,6 @@
 // The result is sum_cpu.cpp's, bit for bit: every product, sum and quotient is rounded by itself. Left out are only
 // operations that change no bit: a multiplication or division by 1, and -0 stands for the sum of nothing, as -0 + x is
 // x whatever x is.
-#include <cmath>
 #include <type_traits>
 
 #include "codec/fast_decode.cuh"
@@ -21,6 +20,7 @@ constexpr int kBlocksPerProcessor = 3;
 constexpr int kRuns = kTile / kWarpSize / 8;  // of 8 values, to a lane
 constexpr int kBatch = 64;                    // inputs whose plans shared memory holds at a time
 constexpr uint64_t kMostBlocks = uint64_t{1} << 31;
+constexpr uint64_t kManyGroups = 16;  // per processor: then a block takes a whole group
 
 // ---- Values ---------------------------------------------------------------------------------------------------
 
@@ -68,33 +68,6 @@ __device__ __forceinline__ void store_eight(T* to, uint32_t n, const Eight<T>& x
   }
 }
 
-// Eight sums, rounded. The hardware's conversions agree with format/float16.h but for NaN.
-template <DType kType>
-__device__ __forceinline__ Eight<Bits<kType>> round_eight(const float (&f)[8]) {
-  Eight<Bits<kType>> x;
-#if __CUDA_ARCH__ >= 800
-  bool nan = false;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) nan |= isnan(f[j]);
-  if (kType != DType::f32 && !nan) {
-    uint32_t two[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (kType == DType::bf16) {
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two[j]) : "f"(f[2 * j + 1]), "f"(f[2 * j]));
-      } else {
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two[j]) : "f"(f[2 * j + 1]), "f"(f[2 * j]));
-      }
-    }
-    memcpy(&x, two, sizeof(two));
-    return x;
-  }
-#endif
-#pragma unroll
-  for (int j = 0; j < 8; ++j) x.v[j] = from_float<kType>(f[j]);
-  return x;
-}
-
 // How many values of a tile of m there are from i on.
 __device__ __forceinline__ uint32_t values_from(uint32_t i, uint32_t m) { return i < m ? m - i : 0; }
 
@@ -102,52 +75,12 @@ __device__ __forceinline__ uint32_t values_from(uint32_t i, uint32_t m) { return
 
 enum class Kind { bad, coded, values };
 
-// What to copy of a coded input for a round: the tiles of a block's warps, which lie next to each other in the frame.
-// In vectors of 16 bytes, all of them inside the frame: so are units and dynamic bytes, and it is aligned at both ends.
-struct Extent {
-  const uint4* units;
-  const uint4* dynamic;
-  uint32_t unit_vectors;
-  uint32_t dynamic_vectors;
-};
-constexpr int kRounds = static_cast<int>(kGroupTiles) / kWarps;
-
 // What one input holds for the block's group.
 struct Source {
   Kind kind;
-  const uint8_t* values;    // values: of the whole tensor
-  GroupPlace place;         // coded
-  Extent extents[kRounds];  // coded
+  GroupPlace place;       // coded
+  const uint8_t* values;  // values: of the whole tensor
 };
-
-__device__ __forceinline__ const uint4* vector_at(const uint8_t* p) {
-  return reinterpret_cast<const uint4*>(reinterpret_cast<uintptr_t>(p) & ~uintptr_t{15});
-}
-
-// By one warp, a lane a tile: what to copy for each round, and plans relative to that.
-__device__ __forceinline__ void plan_rounds(Source* source, TilePlan* plan, uint32_t tiles, uint32_t m, int lane) {
-  __syncwarp();
-  TilePlan own = plan[lane];
-  const Tile t = find_tile(source->place, own);
-  const int first = lane / kWarps * kWarps;
-  const uint8_t* const units = source->place.units + plan[first].unit;
-  const uint8_t* const dynamic =
-      reinterpret_cast<const uint8_t*>(vector_at(source->place.dynamic + plan[first].dynamic));
-  Extent* extent = &source->extents[lane / kWarps];
-  if (lane == first) {
-    extent->units = vector_at(units);
-    extent->dynamic = vector_at(dynamic);
-    if (first >= tiles) extent->unit_vectors = extent->dynamic_vectors = 0;
-  }
-  if (lane < tiles && (lane == first + kWarps - 1 || lane + 1 == tiles)) {  // the last of its round
-    extent->unit_vectors = static_cast<uint32_t>(t.unit + unit_bytes(t.mode, m) - units) / sizeof(uint4);
-    extent->dynamic_vectors = static_cast<uint32_t>(vector_at(t.dynamic + t.dynamic_size + 15) - vector_at(dynamic));
-  }
-  own.unit = static_cast<uint16_t>(t.unit - units);
-  own.dynamic = static_cast<uint16_t>(t.dynamic - dynamic);
-  __syncwarp();
-  plan[lane] = own;
-}
 
 // By one warp. Whatever is wrong with the input, its Source says nothing that leads outside of it.
 template <DType kIn>
@@ -169,11 +102,6 @@ __device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint
         if (kIn == DType::bf16 && status == Status::ok && h.code == static_cast<uint8_t>(Code::fast)) {
           kind = Kind::coded;
           status = plan_group(in.data, h, g, tables, &source->place, plan, lane);
-          if (status == Status::ok) {
-            const uint64_t tiles = min(tile_count(in.count) - g * kGroupTiles, uint64_t{kGroupTiles});
-            const uint32_t m = lane < tiles ? values_in_tile(in.count, g * kGroupTiles + lane) : 0;
-            plan_rounds(source, plan, static_cast<uint32_t>(tiles), m, lane);
-          }
         }
         if (status != Status::ok && lane == 0) report(launch.status + i, status);
       }
@@ -188,23 +116,46 @@ __device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint
 
 // Coded tiles reach the warps through shared memory: those of a block from one input, which lie next to each other in
 // the frame, are a stage, and while one is decoded the next ones are copied.
-constexpr int kStages = 3;
+constexpr int kStages = 2;
 struct Stage {
   uint4 units[kWarps * kMaxUnitBytes / sizeof(uint4)];
   uint4 dynamic[kWarps * kTile / sizeof(uint4) + 2];
 };
 
+// What to copy for a stage, in vectors of 16 bytes. All of it lies inside the frame: so do units and dynamic bytes, and
+// the frame is aligned at both ends.
+struct Extent {
+  const uint4* units;
+  const uint4* dynamic;
+  uint32_t unit_vectors;
+  uint32_t dynamic_vectors;
+};
+
+__device__ __forceinline__ const uint4* vector_at(const uint8_t* p) {
+  return reinterpret_cast<const uint4*>(reinterpret_cast<uintptr_t>(p) & ~uintptr_t{15});
+}
+
+__device__ __forceinline__ Extent extent_of(const Tile& first, const Tile& last, uint32_t values_in_last) {
+  Extent x;
+  x.units = vector_at(first.unit);
+  x.unit_vectors = static_cast<uint32_t>(vector_at(last.unit + unit_bytes(last.mode, values_in_last)) - x.units);
+  x.dynamic = vector_at(first.dynamic);
+  x.dynamic_vectors = static_cast<uint32_t>(vector_at(last.dynamic + last.dynamic_size + 15) - x.dynamic);
+  return x;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
 // The stages of a block, used in turn. Every warp goes through the same steps, 0, 1, ...: wait(), read, release();
-// one thread begins each copy, after the step that read the stage before.
+// one thread begins the copies, each after the step that read the stage before.
 struct Pipeline {
   uint64_t full[kStages];   // barriers: has been copied
   uint64_t empty[kStages];  // has been read by all warps
   Stage stages[kStages];
 
 #if __CUDA_ARCH__ >= 900
-  static __device__ __forceinline__ uint32_t shared_address(const void* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-  }
   static __device__ __forceinline__ void wait_for(uint64_t* barrier, uint32_t parity) {
     asm volatile(
         "{ .reg .pred done;\n"
@@ -243,7 +194,6 @@ struct Pipeline {
     wait_for(&full[step % kStages], step / kStages & 1u);
     return stages[step % kStages];
   }
-  // One arrival for the warp: __syncwarp() puts the reads of all its lanes before it.
   __device__ __forceinline__ void release(uint32_t step, int lane) {
     __syncwarp();
     if (lane == 0) {
@@ -287,14 +237,6 @@ struct LaneSums {
   float sum[kRuns][8];
 };
 
-__device__ __forceinline__ void clear(LaneSums* sums) {
-#pragma unroll
-  for (int k = 0; k < kRuns; ++k) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) sums->sum[k][j] = -0.0f;
-  }
-}
-
 template <DType kIn, bool kScaled>
 __device__ __forceinline__ void add(const Eight<Bits<kIn>>& x, float scale, float (&sum)[8]) {
 #pragma unroll
@@ -332,7 +274,10 @@ __device__ __forceinline__ void store_sums(void* dst, uint64_t tile, uint32_t m,
 #pragma unroll
   for (int k = 0; k < kRuns; ++k) {
     const uint32_t i = 256 * k + 8 * lane;
-    store_eight(to + i, values_from(i, m), round_eight<kOut>(sums.sum[k]));
+    Eight<Bits<kOut>> x;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x.v[j] = from_float<kOut>(sums.sum[k][j]);
+    store_eight(to + i, values_from(i, m), x);
   }
 }
 
@@ -342,12 +287,6 @@ __device__ __forceinline__ void finish(const SumLaunch& launch, uint64_t tile, u
     for (int k = 0; k < kRuns; ++k) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) sums->sum[k][j] = __fdiv_rn(sums->sum[k][j], launch.divisor);
-    }
-  } else if (launch.factor != 1) {
-#pragma unroll
-    for (int k = 0; k < kRuns; ++k) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) sums->sum[k][j] = __fmul_rn(sums->sum[k][j], launch.factor);
     }
   }
   if (launch.out == static_cast<uint8_t>(DType::bf16)) {
@@ -359,97 +298,99 @@ __device__ __forceinline__ void finish(const SumLaunch& launch, uint64_t tile, u
   }
 }
 
-// Shared memory; behind it, for each input of a batch, a Source and the TilePlans of a group.
+// Shared memory, in front of the plans.
 template <bool kCoded>
 struct SharedSpace {
-  uint4 nothing;
+  Source sources[kBatch];
 };
 template <>
 struct SharedSpace<true> {
-  Pipeline pipeline;
   Exponents exponents[kWarps];
+  Pipeline pipeline;
   EscapePlaces places;
+  Source sources[kBatch];
 };
 
-// `parts` blocks share a group. A block's warps take its tiles in rounds, a tile each. More inputs than a batch need
-// blocks of one round, as each round has all the inputs.
+// `parts` blocks share a group. A block's warps take its tiles in rounds, a tile each.
 template <DType kIn, bool kScaled>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     sum_kernel(const __grid_constant__ SumLaunch launch, int parts) {
   constexpr bool kCoded = kIn == DType::bf16;
   extern __shared__ __align__(16) uint8_t shared[];
   SharedSpace<kCoded>& space = *reinterpret_cast<SharedSpace<kCoded>*>(shared);
-  Source* const sources = reinterpret_cast<Source*>(shared + sizeof(space));
-  TilePlan* const plans = reinterpret_cast<TilePlan*>(sources + min(launch.n, kBatch));
+  TilePlan* plans = reinterpret_cast<TilePlan*>(shared + sizeof(space));  // kGroupTiles for each of a batch
 
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const uint64_t g = blockIdx.x / parts;
-  const int first_round = blockIdx.x % parts * (kRounds / parts);
+  const uint32_t block_tiles = static_cast<uint32_t>(kGroupTiles) / parts;
+  const uint32_t first_in_group = blockIdx.x % parts * block_tiles;
   const uint64_t tiles_left = tile_count(launch.count) - g * kGroupTiles;
-  const int end_round =
-      min(first_round + kRounds / parts, static_cast<int>(ceil_div(min(tiles_left, kGroupTiles), kWarps)));
-  const auto values_in = [&](uint32_t in_group) {
-    return in_group < tiles_left ? static_cast<uint32_t>(values_in_tile(launch.count, g * kGroupTiles + in_group)) : 0;
-  };
+  const uint32_t end_in_group = static_cast<uint32_t>(min(tiles_left, uint64_t{first_in_group + block_tiles}));
   if constexpr (kCoded) {
     if (threadIdx.x < 32) space.places.set(threadIdx.x);
     if (threadIdx.x == 0) space.pipeline.init();
   }
 
-  LaneSums sums;
-  clear(&sums);
   uint32_t step = 0;  // of the pipeline
-  for (int first = 0; first < launch.n; first += kBatch) {
-    const int n = min(launch.n - first, kBatch), steps = (end_round - first_round) * n;
-    __syncthreads();  // the plans before these have been used
-    for (int i = warp; i < n; i += kWarps) {
-      plan_source<kIn>(launch, first + i, g, &sources[i], plans + i * kGroupTiles, lane);
+  for (uint32_t round = first_in_group; round < end_in_group; round += kWarps) {
+    const uint32_t in_group = round + warp;
+    const uint64_t tile = g * kGroupTiles + in_group;
+    const uint32_t m = in_group < end_in_group ? static_cast<uint32_t>(values_in_tile(launch.count, tile)) : 0;
+    LaneSums sums;
+#pragma unroll
+    for (int k = 0; k < kRuns; ++k) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sums.sum[k][j] = -0.0f;
     }
-    __syncthreads();
-
-    // Step s adds input s % n to round s / n.
-    const auto extent = [&](int s) {
-      const Source& source = sources[s % n];
-      return source.kind == Kind::coded ? source.extents[first_round + s / n] : Extent{};
-    };
-    if constexpr (kCoded) {
-      if (threadIdx.x == 0) {
-        for (int s = 0; s < min(steps, kStages - 1); ++s) space.pipeline.begin(step + s, extent(s));
-      }
-    }
-    int i = 0;
-    uint32_t in_group = first_round * kWarps + warp;
-    uint32_t m = values_in(in_group);
-#pragma unroll 1
-    for (int s = 0; s < steps; ++s, ++step) {
-      const Source& source = sources[i];
-      if (source.kind == Kind::values && m != 0) {
-        add_values<kIn, kScaled>(source.values, g * kGroupTiles + in_group, m, launch.scale, lane, &sums);
-      }
-      if constexpr (kCoded) {
-        const Stage& stage = space.pipeline.wait(step, extent(s));
-        if (source.kind == Kind::coded && m != 0) {
-          const TilePlan plan = plans[i * kGroupTiles + in_group];
-          const StagedUnit unit = {reinterpret_cast<const uint8_t*>(stage.units) + plan.unit,
-                                   static_cast<uint32_t>(align_up(m)), lane};
-          const uint8_t* dynamic = reinterpret_cast<const uint8_t*>(stage.dynamic) + plan.dynamic;
-          const bool good = decode_tile(plan, unit, dynamic, m, space.places, &space.exponents[warp], lane,
-                                        [&](int k, uint4 v) { add<kScaled>(v, launch.scale, sums.sum[k]); });
-          if (!good && lane == 0) report(launch.status + first + i, Status::bad_escapes);
+    for (int first = 0; first < launch.n; first += kBatch) {
+      const int n = min(launch.n - first, kBatch);
+      if (round == first_in_group || launch.n > kBatch) {
+        __syncthreads();  // the plans before these have been used
+        for (int i = warp; i < n; i += kWarps) {
+          plan_source<kIn>(launch, first + i, g, &space.sources[i], plans + i * kGroupTiles, lane);
         }
-        space.pipeline.release(step, lane);
-        const int ahead = s + kStages - 1;
-        // The warps take turns, so that none of them falls behind.
-        if (lane == 0 && warp == s % kWarps && ahead < steps) space.pipeline.begin(step + kStages - 1, extent(ahead));
+        __syncthreads();
       }
-      if (++i < n) continue;
-      if (first + n < launch.n) continue;  // and this was the last step
-      if (m != 0) finish(launch, g * kGroupTiles + in_group, m, &sums, lane);
-      clear(&sums);
-      i = 0;
-      in_group += kWarps;
-      m = values_in(in_group);
+
+      const auto extent = [&](int i) {
+        const Source& source = space.sources[i];
+        if (source.kind != Kind::coded) return Extent{};
+        const uint32_t last = min(round + kWarps, end_in_group) - 1;
+        return extent_of(find_tile(source.place, plans[i * kGroupTiles + round]),
+                         find_tile(source.place, plans[i * kGroupTiles + last]),
+                         static_cast<uint32_t>(values_in_tile(launch.count, g * kGroupTiles + last)));
+      };
+      if constexpr (kCoded) {
+        if (threadIdx.x == 0) {
+          for (int i = 0; i < min(n, kStages - 1); ++i) space.pipeline.begin(step + i, extent(i));
+        }
+      }
+#pragma unroll 1
+      for (int i = 0; i < n; ++i) {
+        const Source& source = space.sources[i];
+        if (source.kind == Kind::values && m != 0) {
+          add_values<kIn, kScaled>(source.values, tile, m, launch.scale, lane, &sums);
+        }
+        if constexpr (kCoded) {
+          const int ahead = i + kStages - 1;
+          if (threadIdx.x == 0 && ahead < n) space.pipeline.begin(step + kStages - 1, extent(ahead));
+          const Stage& stage = space.pipeline.wait(step, extent(i));
+          if (source.kind == Kind::coded && m != 0) {
+            const TilePlan plan = plans[i * kGroupTiles + in_group], plan0 = plans[i * kGroupTiles + round];
+            const StagedUnit unit = {reinterpret_cast<const uint8_t*>(stage.units) + (plan.unit - plan0.unit),
+                                     static_cast<uint32_t>(align_up(m)), lane};
+            const uint8_t* dynamic =
+                reinterpret_cast<const uint8_t*>(stage.dynamic) + (plan.dynamic - (plan0.dynamic & ~15));
+            const bool good =
+                decode_tile(find_tile(source.place, plan), unit, dynamic, m, space.places, &space.exponents[warp], lane,
+                            [&](int k, uint4 v) { add<kScaled>(v, launch.scale, sums.sum[k]); });
+            if (!good && lane == 0) report(launch.status + first + i, Status::bad_escapes);
+          }
+          space.pipeline.release(step++, lane);
+        }
+      }
     }
+    if (m != 0) finish(launch, tile, m, &sums, lane);
   }
   wait_for_previous();
 }
@@ -460,18 +401,16 @@ cudaError_t launch_sum(const SumLaunch& launch, cudaStream_t stream) {
   const cudaError_t error = processor_count(&processors);
   if (error != cudaSuccess) return error;
   const uint64_t groups = group_count(launch.count);
-  // Fewer parts share the work on headers and tables, more keep all processors busy to the end.
-  const uint64_t many = processors;
-  const int parts = launch.n > kBatch || groups < 3 * many ? kRounds : groups < 16 * many ? 2 : 1;
+  const int parts = groups >= kManyGroups * processors ? 2 : static_cast<int>(kGroupTiles) / kWarps;
   const unsigned blocks = static_cast<unsigned>(groups * parts);
   constexpr bool kCoded = kIn == DType::bf16;
-  const size_t shared_of_input = sizeof(Source) + (kCoded ? kGroupTiles * sizeof(TilePlan) : 0);
-  const size_t shared = sizeof(SharedSpace<kCoded>) + shared_of_input * (launch.n < kBatch ? launch.n : kBatch);
+  const int planned = !kCoded ? 0 : launch.n < kBatch ? launch.n : kBatch;
+  const size_t shared = sizeof(SharedSpace<kCoded>) + sizeof(TilePlan) * kGroupTiles * planned;
   const auto kernel = launch.scale == 1 ? sum_kernel<kIn, false> : sum_kernel<kIn, true>;
   const cudaError_t error_shared =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
   if (error_shared != cudaSuccess) return error_shared;
-  return launch_behind(kernel, blocks, kThreads, shared, stream, launch, parts);
+  return launch_behind(kernel, blocks, 1, kThreads, shared, stream, launch, parts);
 }
 
 bool aligned(const void* p, uint64_t a) { return reinterpret_cast<uintptr_t>(p) % a == 0; }
@@ -496,12 +435,6 @@ Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOption
   launch.out = static_cast<uint8_t>(options.out);
   launch.scale = options.scale;
   launch.divisor = options.divisor;
-  launch.factor = 1;
-  int exponent = 0;
-  if (std::fabs(std::frexp(options.divisor, &exponent)) == 0.5f && exponent > -100 && exponent < 100) {
-    launch.factor = 1 / options.divisor;  // of a power of two: the product is rounded as the quotient is
-    launch.divisor = 1;
-  }
   launch.dst = dst;
   launch.count = count;
   launch.status = device_status;
