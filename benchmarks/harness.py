@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import argparse
 import json
 import re
@@ -98,7 +99,7 @@ def mismatches(a: torch.Tensor, b: torch.Tensor) -> int:
 # ---- Collectives ----------------------------------------------------------------------------------------------
 
 
-class Collective:
+class Collective(abc.ABC):
     """One collective at one size on one rank. A subclass fills in the five methods and the two texts."""
 
     name: str  # as zipccl.stats() and zipccl.Options call it
@@ -111,20 +112,21 @@ class Collective:
         self.nbytes, self.values, self.rank, self.world, self.device = nbytes, values, rank, world, device
         self.prepare()
 
+    @abc.abstractmethod
     def prepare(self) -> None:
         """Makes the inputs and self.output."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def run(self, group: dist.ProcessGroup) -> None:
-        raise NotImplementedError
+        """One call on that group."""
 
+    @abc.abstractmethod
     def expected(self) -> torch.Tensor:
         """What self.output must hold, computed on this rank alone."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def bus_bytes(self) -> float:
         """Bytes that must cross the busiest link into a rank, as nccl-tests counts bus bandwidth."""
-        raise NotImplementedError
 
 
 # ---- Output ---------------------------------------------------------------------------------------------------

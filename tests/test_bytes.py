@@ -62,22 +62,24 @@ def uneven_all_to_all_single(dtype, shape, change, group):
 
 
 def broadcast(dtype, shape, change, group):
-    t = mine(dist.get_rank(), shape, dtype)
-    dist.broadcast(t, world() - 1, group=group)
+    t = change(mine(dist.get_rank(), shape, dtype))
+    work = dist.broadcast(t, world() - 1, group=group, async_op=True)
+    work.wait()
+    assert work.get_future().value()[0].dtype == dtype
     return [(t, mine(world() - 1, shape, dtype))]
 
 
 def scatter(dtype, shape, change, group):
-    root, out = world() - 1, torch.empty(shape, dtype=dtype)
-    parts = [mine(r, shape, dtype) for r in range(world())] if dist.get_rank() == root else None
+    root, out = world() - 1, change(torch.empty(shape, dtype=dtype))
+    parts = [change(mine(r, shape, dtype)) for r in range(world())] if dist.get_rank() == root else None
     dist.scatter(out, parts, root, group=group)
     return [(out, mine(dist.get_rank(), shape, dtype))]
 
 
 def gather(dtype, shape, change, group):
     root = world() - 1
-    outs = [torch.empty(shape, dtype=dtype) for _ in range(world())] if dist.get_rank() == root else None
-    dist.gather(mine(dist.get_rank(), shape, dtype), outs, root, group=group)
+    outs = [change(torch.empty(shape, dtype=dtype)) for _ in range(world())] if dist.get_rank() == root else None
+    dist.gather(change(mine(dist.get_rank(), shape, dtype)), outs, root, group=group)
     return [(out, mine(r, shape, dtype)) for r, out in enumerate(outs or [])]
 
 
@@ -128,6 +130,8 @@ def check_dtypes(rank, options):
                 if dtype in GLOO_DTYPES:
                     check(form(dtype, shape, as_is, inner), what)
         for form in (all_gather_into_tensor, all_gather):
+            check(form(dtype, (5, 3), strided, None), f"strided {form.__name__} of {dtype}")
+        for form in (broadcast, scatter, gather) if dtype not in GLOO_DTYPES else ():
             check(form(dtype, (5, 3), strided, None), f"strided {form.__name__} of {dtype}")
 
 

@@ -93,27 +93,11 @@ bool gloo_moves(at::ScalarType type) {
   }
 }
 
-// All these tensors (lists of them may be empty) differ from what gloo moves by their dtype alone.
-bool only_dtype_is_odd(std::initializer_list<const Tensors*> lists) {
-  const at::Tensor* first = nullptr;
-  for (const Tensors* list : lists)
-    for (const at::Tensor& t : *list) {
-      if (!t.is_cpu() || t.layout() != at::kStrided || !t.is_contiguous() || gloo_moves(t.scalar_type())) return false;
-      if (first && first->scalar_type() != t.scalar_type()) return false;
-      first = &t;
-    }
-  return first != nullptr;
-}
-
-Tensors carried(Tensors tensors, bool as_bytes_too) {
-  if (as_bytes_too)
-    for (at::Tensor& t : tensors) t = as_bytes(t);
-  return tensors;
-}
-
-std::vector<Tensors> carried(std::vector<Tensors> lists, bool as_bytes_too) {
-  for (Tensors& list : lists) list = carried(std::move(list), as_bytes_too);
-  return lists;
+// All tensors are of one dtype that gloo does not move; either list may be empty.
+bool odd(const Tensors& some, const Tensors& more) {
+  const Tensors& one = some.empty() ? more : some;
+  return !one.empty() && one[0].is_cpu() && !gloo_moves(one[0].scalar_type()) && alike(some, one[0]) &&
+         alike(more, one[0]);
 }
 
 bool contiguous(const Tensors& tensors) {
@@ -122,17 +106,21 @@ bool contiguous(const Tensors& tensors) {
   return true;
 }
 
-// gloo refuses or mistakes some strided tensors. Where a call runs on the worker it may wait, so dense copies go
-// instead: what "auto" decides must not show. `call` makes the inner call on dense tensors.
+// gloo refuses or mistakes some strided tensors, and refuses some dtypes. Where a call runs on the worker it may wait,
+// so dense copies go instead, as bytes where need be. `call` makes the inner call on those.
 void densely(const Tensors& inputs, const Tensors& outputs,
              const std::function<WorkPtr(Tensors& inputs, Tensors& outputs)>& call) {
   at::NoGradGuard no_grad;
-  Tensors in, out;
-  for (const at::Tensor& t : inputs) in.push_back(t.contiguous());
-  for (const at::Tensor& t : outputs) out.push_back(t.contiguous());
+  auto for_gloo = [](const at::Tensor& t) { return gloo_moves(t.scalar_type()) ? t : as_bytes(t); };
+  Tensors in, dense, out;
+  for (const at::Tensor& t : inputs) in.push_back(for_gloo(t.contiguous()));
+  for (const at::Tensor& t : outputs) {
+    dense.push_back(t.contiguous());
+    out.push_back(for_gloo(dense.back()));
+  }
   call(in, out)->wait();
-  for (size_t i = 0; i < out.size(); ++i)
-    if (!out[i].is_same(outputs[i])) outputs[i].copy_(out[i]);
+  for (size_t i = 0; i < dense.size(); ++i)
+    if (!dense[i].is_same(outputs[i])) outputs[i].copy_(dense[i]);
 }
 
 // Multiplier of PREMUL_SUM; false where it is a tensor or the op is no sum.
@@ -368,15 +356,13 @@ WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
 WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const int root = static_cast<int>(opts.rootRank);
   OwnCall call = make_call(Op::broadcast, c10d::OpType::BROADCAST, tensors, tensors, patience(opts),
-                           [tensors = carried(tensors, only_dtype_is_odd({&tensors})), opts](c10d::Backend& b) mutable {
-                             return b.broadcast(tensors, opts);
-                           });
+                           [tensors, opts](c10d::Backend& b) mutable { return b.broadcast(tensors, opts); });
   call.bytes = total_bytes(tensors);
   call.received = rank_ == root ? 0 : call.bytes;
   call.zippable = tensors.size() == 1 && opts.rootTensor == 0 && root >= 0 && root < size_ &&
                   frame_for(tensors[0], &call.frame) && call.bytes > 0 &&
                   call.bytes >= options_.threshold(options_.of(Op::broadcast));
-  if (may_zip(call) && tensors[0].is_cpu() && !contiguous(tensors)) {
+  if (odd(tensors, {}) || (may_zip(call) && tensors[0].is_cpu() && !contiguous(tensors))) {
     call.raw_here = [tensors, opts](const Place& place) {
       densely({}, tensors, [&](Tensors&, Tensors& out) { return place.messages.inner().broadcast(out, opts); });
     };
@@ -390,10 +376,9 @@ WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
 WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) {
   const int root = static_cast<int>(opts.rootRank);
   const Tensors parts = inputs.empty() ? Tensors{} : inputs[0];
-  const bool odd = only_dtype_is_odd({&outputs, &parts});
-  OwnCall call = make_call(Op::scatter, c10d::OpType::SCATTER, parts, outputs, patience(opts),
-                           [outputs = carried(outputs, odd), inputs = carried(inputs, odd),
-                            opts](c10d::Backend& b) mutable { return b.scatter(outputs, inputs, opts); });
+  OwnCall call =
+      make_call(Op::scatter, c10d::OpType::SCATTER, parts, outputs, patience(opts),
+                [outputs, inputs, opts](c10d::Backend& b) mutable { return b.scatter(outputs, inputs, opts); });
   call.bytes = total_bytes(outputs);
   call.received = rank_ == root ? 0 : call.bytes;
   call.zippable = outputs.size() == 1 && root >= 0 && root < size_ && frame_for(outputs[0], &call.frame) &&
@@ -401,9 +386,9 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
   if (rank_ == root)  // wrong arguments of the root are its own to report; the others then wait as for the inner one
     call.zippable = call.zippable && inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(size_) &&
                     alike(inputs[0], outputs[0]) && same_counts(inputs[0], outputs[0].numel());
-  if (may_zip(call) && outputs[0].is_cpu() && !(contiguous(outputs) && contiguous(parts))) {
-    call.raw_here = [outputs, inputs, opts](const Place& place) {
-      densely(inputs.empty() ? Tensors{} : inputs[0], outputs, [&](Tensors& in, Tensors& out) {
+  if (odd(outputs, parts) || (may_zip(call) && outputs[0].is_cpu() && !(contiguous(outputs) && contiguous(parts)))) {
+    call.raw_here = [outputs, inputs, parts, opts](const Place& place) {
+      densely(parts, outputs, [&](Tensors& in, Tensors& out) {
         std::vector<Tensors> lists(inputs.size(), in);
         return place.messages.inner().scatter(out, lists, opts);
       });
@@ -419,10 +404,9 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
 WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
   const int root = static_cast<int>(opts.rootRank);
   const Tensors parts = outputs.empty() ? Tensors{} : outputs[0];
-  const bool odd = only_dtype_is_odd({&inputs, &parts});
-  OwnCall call = make_call(Op::gather, c10d::OpType::GATHER, inputs, parts, patience(opts),
-                           [outputs = carried(outputs, odd), inputs = carried(inputs, odd),
-                            opts](c10d::Backend& b) mutable { return b.gather(outputs, inputs, opts); });
+  OwnCall call =
+      make_call(Op::gather, c10d::OpType::GATHER, inputs, parts, patience(opts),
+                [outputs, inputs, opts](c10d::Backend& b) mutable { return b.gather(outputs, inputs, opts); });
   call.bytes = total_bytes(inputs);
   call.received = rank_ == root ? call.bytes * (size_ - 1) : 0;
   call.zippable = inputs.size() == 1 && root >= 0 && root < size_ && frame_for(inputs[0], &call.frame) &&
@@ -430,8 +414,16 @@ WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const
   if (rank_ == root)
     call.zippable = call.zippable && outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_) &&
                     alike(outputs[0], inputs[0]) && same_counts(outputs[0], inputs[0].numel());
-  call.zip = [input = inputs.empty() ? at::Tensor() : inputs[0], parts = call.outputs, root, frame = call.frame](
-                 const Place& place, Choice) {
+  if (odd(inputs, parts)) {
+    call.raw_here = [outputs, inputs, parts, opts](const Place& place) {
+      densely(inputs, parts, [&](Tensors& in, Tensors& out) {
+        std::vector<Tensors> lists(outputs.size(), out);
+        return place.messages.inner().gather(lists, in, opts);
+      });
+    };
+  }
+  call.zip = [input = inputs.empty() ? at::Tensor() : inputs[0], parts, root, frame = call.frame](const Place& place,
+                                                                                                  Choice) {
     return gather_zip(place, place.rank() == root ? parts : Tensors{}, input, root, frame);
   };
   return run(std::move(call));

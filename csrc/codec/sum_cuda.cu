@@ -144,7 +144,7 @@ __device__ __forceinline__ Extent extent_of(const Tile& first, const Tile& last,
   return x;
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
+[[maybe_unused]] __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
