@@ -65,7 +65,7 @@ def broadcast(dtype, shape, change, group):
     t = change(mine(dist.get_rank(), shape, dtype))
     work = dist.broadcast(t, world() - 1, group=group, async_op=True)
     work.wait()
-    assert work.get_future().value()[0].dtype == dtype
+    assert dtype.is_complex or work.get_future().value()[0].dtype == dtype  # torch sends complex ones as real ones
     return [(t, mine(world() - 1, shape, dtype))]
 
 
@@ -131,7 +131,8 @@ def check_dtypes(rank, options):
                     check(form(dtype, shape, as_is, inner), what)
         for form in (all_gather_into_tensor, all_gather):
             check(form(dtype, (5, 3), strided, None), f"strided {form.__name__} of {dtype}")
-        for form in (broadcast, scatter, gather) if dtype not in GLOO_DTYPES else ():
+        carried = dtype not in GLOO_DTYPES and not dtype.is_complex  # torch makes complex ones real, which are gloo's
+        for form in (broadcast, scatter, gather) if carried else ():
             check(form(dtype, (5, 3), strided, None), f"strided {form.__name__} of {dtype}")
 
 
