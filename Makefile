@@ -48,7 +48,7 @@ build: $(BUILT) $(VENV)/.zipccl-editable  ## build the extension in place and in
 
 cuda:  ## compile the CUDA sources of the layers without torch, by nvcc alone
 	mkdir -p build
-	for f in $(wildcard csrc/codec/*.cu csrc/quantizer/*.cu); do \
+	for f in $(wildcard csrc/codec/*.cu); do \
 	  echo "nvcc $(CUDA_ARCH) $$f"; \
 	  nvcc -c -std=c++17 -O3 -arch=$(CUDA_ARCH) -DZIPCCL_WITH_CUDA -Icsrc -o build/cuda.o $$f; \
 	done

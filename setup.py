@@ -205,7 +205,7 @@ class BuildExtension(BuildExtensionBase):
         self.write_build_info(cuda, archs)
 
     def build_extensions(self):
-        # codec/fast.cpp and codec/fast.cu must not share an object file.
+        # a.cpp and a.cu must not share an object file.
         plain = self.compiler.object_filenames
 
         def object_filenames(source_filenames, *args, **kwargs):

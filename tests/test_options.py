@@ -50,7 +50,13 @@ def test_arguments_win_over_the_environment(monkeypatch):
         ({"all_gather": "yes"}, r"all_gather must be one of \('auto', 'zip', 'raw'\), not 'yes'"),
         ({"all_gather": None}, "all_gather must be one of .* not None"),
         ({"code": "lz4"}, r"code must be one of \('auto', 'fast'\), not 'lz4'"),
-        ({"min_bytes": -1}, "min_bytes must not be negative, not -1"),
+        ({"min_bytes": -1}, "min_bytes must be a number of bytes, 0 or more, not -1"),
+        ({"min_bytes": 1.5}, "min_bytes must be a number of bytes, 0 or more, not 1.5"),
+        ({"min_bytes": "64k"}, "min_bytes must be a number of bytes, 0 or more, not '64k'"),
+        ({"checksum": "maybe"}, "checksum must be True or False, not 'maybe'"),
+        ({"wire_dtype": torch.int8}, "wire_dtype must be .* not torch.int8"),
+        ({"all_to_all_design": 3}, 'all_to_all_design must be "auto", 1 or 2, not 3'),
+        ({"inner": 5}, "inner must be .* not 5"),
         ({"inner": "mpi"}, "inner must be .* not 'mpi'"),
         ({"inner": "cpu:nccl"}, "inner must be .* not 'cpu:nccl'"),
         ({"inner": "cpu:gloo,"}, "inner must be .* not 'cpu:gloo,'"),
@@ -64,7 +70,8 @@ def test_wrong_values(wrong, said):
 @pytest.mark.parametrize(
     "variable, text, said",
     [
-        ("ZIPCCL_ALL_GATHER", "on", "all_gather must be one of"),
+        ("ZIPCCL_ALL_GATHER", "on", "ZIPCCL_ALL_GATHER must be one of"),
+        ("ZIPCCL_INNER", "mpi", "ZIPCCL_INNER must be"),
         ("ZIPCCL_MIN_BYTES", "1 MiB", "ZIPCCL_MIN_BYTES must be a number of bytes, not '1 MiB'"),
         ("ZIPCCL_MIN_BYTES", "-1", "ZIPCCL_MIN_BYTES must be a number of bytes, not '-1'"),
         ("ZIPCCL_CHECKSUM", "maybe", "ZIPCCL_CHECKSUM must be 0 or 1, not 'maybe'"),
@@ -74,6 +81,34 @@ def test_wrong_environment(monkeypatch, variable, text, said):
     monkeypatch.setenv(variable, text)
     with pytest.raises(ValueError, match=said):
         zipccl.Options()
+
+
+def test_what_is_given_wins_over_the_environment(monkeypatch):
+    monkeypatch.setenv("ZIPCCL_ALL_REDUCE", "zip")
+    assert zipccl.Options().all_reduce == "zip"
+    assert zipccl.Options(all_reduce="raw").all_reduce == "raw"  # which is the default, too
+
+
+def test_unknown_fields_are_named():
+    with pytest.raises(TypeError, match="no field 'allgather'; it has all_gather, "):
+        zipccl.Options(allgather="zip")
+
+
+def test_wire_dtype_by_name():
+    assert zipccl.Options(wire_dtype="bfloat16").wire_dtype == torch.bfloat16
+
+
+def check_override(rank):
+    ranks.init("zipccl", pg_options=zipccl.Options(**{name: "raw" for name in zipccl.options.COLLECTIVES}))
+    with pytest.raises(ValueError, match="made with every collective raw"):
+        with zipccl.override(all_gather="zip"):
+            pass
+    with zipccl.override(min_bytes=5):
+        pass
+
+
+def test_override_says_when_a_group_cannot_zip():
+    ranks.run(check_override, 2)
 
 
 @pytest.mark.parametrize(

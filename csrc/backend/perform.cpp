@@ -24,7 +24,9 @@ Decision explain_at(const Place& place, Op op, uint64_t bytes, const FrameOption
   if (!switcher->measured()) measure(place, frame, switcher);
   const uint64_t least = options.threshold(Mode::automatic);
   Decision d = switcher->explain(op, place.world(), bytes, choices(op, options));
-  if (bytes < least) d = {Choice::raw, "below min_bytes (" + std::to_string(least) + ")", d.raw_seconds, d.zip_seconds};
+  const uint64_t counted = op == Op::all_gather ? bytes * place.world() : bytes;  // as the calls themselves count
+  if (counted < least)
+    d = {Choice::raw, "below min_bytes (" + std::to_string(least) + ")", d.raw_seconds, d.zip_seconds};
   return d;
 }
 

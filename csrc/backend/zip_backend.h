@@ -40,6 +40,9 @@ class ZipBackend : public c10d::Backend {
   // ---- zipccl's own ----
   std::map<std::string, OpStats> stats() const { return state_->stats.read(); }
   void reset_stats() { state_->stats.reset(); }
+  bool can_zip_cpu() const { return state_->zip != nullptr; }
+  // Held for zipped CPU calls between calls; scratch of CUDA calls is the caching allocator's.
+  uint64_t scratch_bytes() const { return state_->engine->scratch_bytes(); }
   // What "auto" does with a call of this size, and why. Collective where the link was not measured yet.
   Decision explain(Op op, at::Device device, uint64_t bytes);
   // Options from the next call on; every rank must change them at the same place.

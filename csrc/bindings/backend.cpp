@@ -81,6 +81,8 @@ void bind_backend(py::module_& m) {
       .def("set_options", [](ZipBackend& b, const py::dict& options) { b.set_options(parse_options(options)); })
       .def("stats", &stats_dict)
       .def("reset_stats", &ZipBackend::reset_stats)
+      .def("scratch_bytes", &ZipBackend::scratch_bytes)
+      .def("can_zip_cpu", &ZipBackend::can_zip_cpu)
       .def(
           "explain",
           [](ZipBackend& b, const std::string& op, at::Device device, uint64_t bytes) {

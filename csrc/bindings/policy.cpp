@@ -1,4 +1,4 @@
-// The switcher and its decisions, for the planner and for tests.
+// The switcher and its decisions, for explain() and for tests.
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"

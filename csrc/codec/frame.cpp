@@ -157,10 +157,10 @@ Status cpu::open_frame(const void* frame, uint64_t available, DType dtype, uint6
 }
 
 Status decode(const void* frame, uint64_t available, DType dtype, uint64_t count, void* dst, Isa isa) {
-  if (count != 0 && (dst == nullptr || !aligned(dst, dtype))) return Status::bad_argument;
   FrameInfo info;
   const Status status = cpu::open_frame(frame, available, dtype, count, isa, &info);
   if (status != Status::ok) return status;
+  if (count != 0 && (dst == nullptr || !aligned(dst, dtype))) return Status::bad_argument;
   const uint8_t* bytes = static_cast<const uint8_t*>(frame);
   if (info.code == Code::fast) {
     return cpu::decode_fast(cpu::kernels(isa), bytes, info.frame_bytes, count, info.layout,

@@ -1,5 +1,5 @@
 // Time of a collective on one link: T = alpha + bytes / beta, and of a codec: fixed + bytes / rate. Pure arithmetic;
-// seconds and bytes throughout. Serves the switcher here and the planner in Python.
+// seconds and bytes throughout. For the switcher, and for Python.
 //
 // Break-even after ZipCCL section 5.3 (G: codec rate both ways, e: compressed over raw size, B: link rate):
 //   all-gather of N shards: zip wins below B* = (1 - e) G / (1 + 1/N); all-to-all: below (1 - e) G / 2.

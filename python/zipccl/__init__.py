@@ -29,4 +29,11 @@ __all__ = [
     "stats",
 ]
 
+Error.__doc__ = (
+    "What zipccl raises for what only it can find wrong: a RuntimeError whose text names call, rank and cause."
+)
+FrameError.__doc__ = (
+    "A frame that cannot be decoded: corrupt, truncated, of a newer zipccl, or not what the call expects."
+)
+
 register()

@@ -90,8 +90,12 @@ def override(group: dist.ProcessGroup | None = None, **changes: Any) -> Iterator
     try:
         wanted = Options(**changes).native()
     except TypeError as error:
-        raise ValueError(f"override() takes fields of zipccl.Options: {error}") from None
+        raise ValueError(str(error)) from None
     backends = zip_backends(group)
+    if any(wanted["modes"][name] != "raw" for name in COLLECTIVES if name in changes):
+        for backend in backends:
+            if backend.inner("cpu") is not None and not backend.can_zip_cpu() and backend.size() > 1:
+                raise ValueError("this group was made with every collective raw, so it has no way to zip CPU tensors")
     before = [backend.options() for backend in backends]
     for backend, old in zip(backends, before, strict=True):
         new = {**old, **{name: wanted[name] for name in changes if name not in COLLECTIVES}}

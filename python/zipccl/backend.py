@@ -110,11 +110,16 @@ def zip_backends(group: dist.ProcessGroup | None = None) -> list[_C.ZipBackend]:
 
 
 class Stats(dict):
-    """A snapshot of counters; ``reset()`` sets the group's own to zero."""
+    """A snapshot of counters; ``reset()`` sets the group's own to zero.
+
+    ``scratch_bytes``: host memory that zipped CPU calls hold between calls, at most twice what they used at once.
+    Scratch of CUDA calls comes from torch's caching allocator and shows in ``torch.cuda.memory_stats()``.
+    """
 
     def __init__(self, backends: list[_C.ZipBackend]):
         super().__init__()
         self._backends = backends
+        self.scratch_bytes = sum(backend.scratch_bytes() for backend in backends)
         for backend in backends:
             self.update(backend.stats())
 

@@ -14,12 +14,12 @@ COLLECTIVES = ("all_gather", "all_to_all", "broadcast", "scatter", "gather", "re
 WIRE_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(init=False)
 class Options:
     """How the collectives of a group travel. Pass it as ``pg_options``; it must be the same on every rank.
 
-    Every field left at its default is taken from the environment variable ``ZIPCCL_<FIELD>`` where that is set
-    (``ZIPCCL_ALL_GATHER=zip``, ``ZIPCCL_MIN_BYTES=65536``, ``ZIPCCL_WIRE_DTYPE=bfloat16``, ``ZIPCCL_CHECKSUM=1``).
+    Fields are given by name. What is not given is taken from the environment variable ``ZIPCCL_<FIELD>`` where that is
+    set (``ZIPCCL_ALL_GATHER=zip``, ``ZIPCCL_MIN_BYTES=65536``, ``ZIPCCL_WIRE_DTYPE=bfloat16``, ``ZIPCCL_CHECKSUM=1``).
 
     Args:
         all_gather, all_to_all, broadcast, scatter, gather: ``"auto"`` zips where it is expected to be faster on this
@@ -30,8 +30,8 @@ class Options:
         code: ``"fast"``, ZipCCL's 3-bit exponent code (section 4.1); ``"auto"`` is ``"fast"``.
         all_to_all_design: ``1`` (sizes, then frames), ``2`` (static parts at once, then the rest; section 5.1), or
             ``"auto"``, which times both.
-        wire_dtype: ``torch.bfloat16`` or ``torch.float16``: zipped reductions of wider inputs travel in this dtype.
-            Rounds every input once; the sum stays fp32.
+        wire_dtype: ``torch.bfloat16`` or ``torch.float16`` (or their names): zipped reductions of fp32 inputs travel in
+            this dtype. Rounds every input once; the sum stays fp32.
         min_bytes: calls of fewer bytes (all-gather: gathered bytes) stay raw. Default: 1 MiB for ``"auto"``; for
             ``"zip"`` 64 KiB in reductions and 0 elsewhere.
         checksum: frames carry a checksum and every call waits until it is verified.
@@ -58,26 +58,46 @@ class Options:
     inner: str | None = None
     nccl_options: Any = None
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            variable = f"ZIPCCL_{field.name.upper()}"
-            if field.name != "nccl_options" and getattr(self, field.name) == field.default and variable in os.environ:
-                setattr(self, field.name, _parse(field.name, variable, os.environ[variable]))
-        self.validate()
+    def __init__(self, **given: Any) -> None:
+        fields = {field.name: field for field in dataclasses.fields(self)}
+        unknown = sorted(given.keys() - fields.keys())
+        if unknown:
+            raise TypeError(f"zipccl.Options has no field {unknown[0]!r}; it has {', '.join(fields)}")
+        for name, field in fields.items():
+            variable = f"ZIPCCL_{name.upper()}"
+            if name in given:
+                self._set(name, name, given[name])
+            elif name != "nccl_options" and variable in os.environ:
+                self._set(name, variable, _parse(name, variable, os.environ[variable]))
+            else:
+                setattr(self, name, field.default)
 
-    def validate(self) -> None:
-        for name in COLLECTIVES:
-            if getattr(self, name) not in MODES:
-                raise ValueError(f"{name} must be one of {MODES}, not {getattr(self, name)!r}")
-        if self.code not in CODES:
-            raise ValueError(f"code must be one of {CODES}, not {self.code!r}")
-        if self.all_to_all_design not in ("auto", 1, 2):
-            raise ValueError(f'all_to_all_design must be "auto", 1 or 2, not {self.all_to_all_design!r}')
-        if self.wire_dtype not in (None, *WIRE_DTYPES.values()):
-            raise ValueError(f"wire_dtype must be torch.bfloat16, torch.float16 or None, not {self.wire_dtype!r}")
-        if self.min_bytes is not None and self.min_bytes < 0:
-            raise ValueError(f"min_bytes must not be negative, not {self.min_bytes}")
-        self.inner_backends()
+    def _set(self, name: str, said: str, value: Any) -> None:
+        """Checks and sets one field. said: what to call it in errors, the field or the variable."""
+        if name in COLLECTIVES and value not in MODES:
+            raise ValueError(f"{said} must be one of {MODES}, not {value!r}")
+        if name == "code" and value not in CODES:
+            raise ValueError(f"{said} must be one of {CODES}, not {value!r}")
+        if name == "all_to_all_design" and (isinstance(value, bool) or value not in ("auto", 1, 2)):
+            raise ValueError(f'{said} must be "auto", 1 or 2, not {value!r}')
+        if name == "wire_dtype":
+            value = WIRE_DTYPES.get(value, value) if isinstance(value, str) else value
+            if value not in (None, *WIRE_DTYPES.values()):
+                raise ValueError(f"{said} must be torch.bfloat16, torch.float16 or None, not {value!r}")
+        if name == "min_bytes" and value is not None and (type(value) is not int or value < 0):
+            raise ValueError(f"{said} must be a number of bytes, 0 or more, not {value!r}")
+        if name == "checksum" and type(value) is not bool:
+            raise ValueError(f"{said} must be True or False, not {value!r}")
+        setattr(self, name, value)
+        if name == "inner":
+            self._check_inner(said)
+
+    def _check_inner(self, said: str) -> None:
+        try:
+            self.inner_backends()
+        except ValueError:
+            known = '"gloo", "nccl" or "cpu:gloo,cuda:nccl"'
+            raise ValueError(f"{said} must be {known}, not {self.inner!r}") from None
 
     def inner_backends(self) -> dict[str, str]:
         """Device type to inner backend name, as ``inner`` says."""
@@ -85,11 +105,11 @@ class Options:
         if self.inner is None:
             return known
         chosen = {}
-        for part in self.inner.split(","):
+        for part in str(self.inner).split(","):
             device, _, name = part.strip().rpartition(":")
             device = device or {"gloo": "cpu", "nccl": "cuda"}.get(name, "")
             if known.get(device) != name:
-                raise ValueError(f'inner must be "gloo", "nccl" or "cpu:gloo,cuda:nccl", not {self.inner!r}')
+                raise ValueError(f"{self.inner!r} names no inner backends")
             chosen[device] = name
         return chosen
 
