@@ -34,8 +34,8 @@ def check_steady(rank):
 
 def test_the_steady_state_takes_no_new_memory():
     for held in ranks.run(check_steady, 2, timeout=120):
-        # An all-gather and an all-to-all of 2 ranks use a few times the gathered bytes at once; which blocks serve which
-        # call may differ a little with the moment at which earlier ones return.
+        # A few times the gathered bytes at once. Which blocks serve which call may differ a little with the moment at
+        # which earlier ones return.
         assert 0 < min(held) and max(held) < 12 * 2 * COUNT * 2, held
         assert max(held[6:]) <= 1.5 * max(held[:6]), held
 

@@ -269,6 +269,7 @@ OwnCall ZipBackend::reduce_call(Op op, c10d::OpType type, Tensors inputs, Tensor
   call.received = call.bytes / size_ * (size_ - 1) * (op == Op::all_reduce ? 2 : 1);
   if (inputs.empty() || !alike(inputs, inputs[0]) || !sum_options(reduce_op, reduce)) return call;
   if (inputs[0].scalar_type() == at::kFloat) reduce->wire_dtype = options_.wire_dtype;  // never to a wider or other one
+  call.only_zipped = inputs[0].is_cpu() && reduce_op == c10d::ReduceOp::PREMUL_SUM;     // gloo has none
   if (!can_reduce(inputs[0].scalar_type(), *reduce)) return call;
   frame_dtype(reduce->wire_dtype.value_or(inputs[0].scalar_type()), &call.frame.dtype);
   call.frame.code = options_.code;

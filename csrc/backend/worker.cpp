@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -14,6 +15,11 @@ namespace zipccl {
 
 // One thread leads: it takes a job and runs it. Then it gives up the lead and reports; another takes over at once where
 // there is work, and is made where there is none. So there is one thread, unless a report takes long.
+namespace {
+// Threads whose reports take long at once: callbacks that wait for Python, or for later calls.
+constexpr size_t kMostThreads = 16;
+}  // namespace
+
 struct Worker::State {
   struct Job {
     Run run;
@@ -34,9 +40,13 @@ struct Worker::State {
     if (s->led || s->jobs.empty() || s->stop) return;
     if (s->idle > 0) {
       s->wake.notify_one();
-    } else {
+    } else if (s->running < kMostThreads) {  // otherwise the next thread that has reported takes over
       ++s->running;
-      s->threads.emplace_back([s] { loop(s); });
+      try {
+        s->threads.emplace_back([s] { loop(s); });
+      } catch (const std::system_error&) {  // the machine has no more
+        if (--s->running == 0) throw;
+      }
     }
   }
 

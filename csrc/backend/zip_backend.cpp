@@ -96,7 +96,9 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
   if (!worker_) worker_ = std::make_unique<Worker>();
   auto work = c10::make_intrusive<CpuWork>(rank_, call.type, "zipccl", call.inputs, call.outputs);
   const bool async = call.patience.async;
-  auto run = [state = state_, carrier = state_->zip ? state_->zip : cpu_, options = options_, may_zip = may_zip(call),
+  BackendOptions options = options_;
+  if (call.only_zipped && options.of(call.op) == Mode::automatic) options.mode[static_cast<int>(call.op)] = Mode::zip;
+  auto run = [state = state_, carrier = state_->zip ? state_->zip : cpu_, options, may_zip = may_zip(call),
               what = describe(call), call = std::move(call), modes = at::ThreadLocalState()] {
     // The caller's word on no_grad and inference mode counts for whoever writes to the outputs.
     at::ThreadLocalStateGuard as_caller(modes);
@@ -122,6 +124,10 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
         agree(place, call.op, call.bytes, &state->switcher);
       }
     } catch (const FrameError&) {
+      // Found by this rank alone, when all messages of the call had been exchanged: the peers go on, so it must too.
+      if (may_zip && is_timed(call.op, options))
+        agree({*state->engine, Messages(carrier, call.patience.timeout, state->scratch), what}, call.op, call.bytes,
+              &state->switcher);
       throw;
     } catch (const c10::Error& e) {
       // The inner backend's own text stays; which call it was is what it cannot know.

@@ -27,7 +27,7 @@ Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items,
   for (const GatherItem& item : items) {
     uint64_t bound = 0;
     for (const at::Tensor& out : item.outputs) bound = std::max(bound, frame_bound(options, out.numel()));
-    src.push_back(item.input.contiguous());
+    src.push_back(plain(item.input));
     slots.push_back(engine.empty(static_cast<int64_t>(bound), at::kByte));
   }
   auto own_sizes = engine.empty(n, at::kLong);
@@ -60,7 +60,7 @@ Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items,
     for (int r = 0; r < world; ++r) {
       at::Tensor out = items[i].outputs[r];
       if (r == rank && same_memory(out, items[i].input)) continue;
-      if (!out.is_contiguous()) {
+      if (!is_plain(out)) {
         auto dense = at::empty(out.sizes(), out.options());
         copies.emplace_back(out, dense);
         out = dense;
@@ -81,11 +81,11 @@ void all_gather_padded(const Place& place, const at::Tensor& input, const std::v
   if (largest == 0) return;
   at::Tensor send = place.engine.empty(largest, at::kByte);
   at::Tensor received = place.engine.empty(largest * place.world(), at::kByte);
-  send.narrow(0, 0, input.nbytes()).copy_(as_bytes(input.contiguous()), /*non_blocking=*/true);
+  send.narrow(0, 0, input.nbytes()).copy_(as_bytes(plain(input)), /*non_blocking=*/true);
   place.messages.all_gather(received, send);
   for (int r = 0; r < place.world(); ++r) {
     at::Tensor out = outputs[r];
-    at::Tensor dense = out.is_contiguous() ? out : at::empty(out.sizes(), out.options());
+    at::Tensor dense = plain_target(out);
     as_bytes(dense).copy_(received.narrow(0, r * largest, out.nbytes()), /*non_blocking=*/true);
     if (!dense.is_same(out)) out.copy_(dense, /*non_blocking=*/true);
   }

@@ -187,16 +187,17 @@ Traffic all_to_all_zip(const Place& place, const Tensors& user_inputs, const Ten
   const int world = place.world(), rank = place.rank();
   Traffic traffic;
   Tensors inputs, outputs;
-  for (const at::Tensor& t : user_inputs) inputs.push_back(t.contiguous());
-  for (const at::Tensor& t : user_outputs) outputs.push_back(t.is_contiguous() ? t : at::empty(t.sizes(), t.options()));
+  for (const at::Tensor& t : user_inputs) inputs.push_back(plain(t));
+  for (const at::Tensor& t : user_outputs) outputs.push_back(plain_target(t));
   const Tensors frames = exchange(place, inputs, outputs, options, &traffic);
 
   Stopwatch watch;
+  // Before the others', whose outputs may lie where the input does.
+  outputs[rank].copy_(inputs[rank].view(outputs[rank].sizes()), /*non_blocking=*/true);
   std::vector<Decode> jobs;
   for (int r = 0; r < world; ++r)
     if (frames[r].defined()) jobs.push_back({frames[r], outputs[r], "rank " + std::to_string(r)});
   place.engine.decode(jobs, options.frame.dtype, place.what);
-  outputs[rank].copy_(inputs[rank].view(outputs[rank].sizes()), /*non_blocking=*/true);
   for (int r = 0; r < world; ++r)
     if (!outputs[r].is_same(user_outputs[r])) user_outputs[r].copy_(outputs[r], /*non_blocking=*/true);
   traffic.decode += watch.lap();

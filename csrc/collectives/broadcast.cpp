@@ -16,8 +16,7 @@ int64_t bound(const FrameOptions& options, const at::Tensor& t) {
 // Decodes into tensors of any strides.
 void decode_into(const Place& place, const std::vector<Decode>& wanted, const FrameOptions& options) {
   std::vector<Decode> jobs = wanted;
-  for (Decode& job : jobs)
-    if (!job.dst.is_contiguous()) job.dst = at::empty(job.dst.sizes(), job.dst.options());
+  for (Decode& job : jobs) job.dst = plain_target(job.dst);
   place.engine.decode(jobs, options.dtype, place.what);
   for (size_t i = 0; i < jobs.size(); ++i)
     if (!jobs[i].dst.is_same(wanted[i].dst)) wanted[i].dst.copy_(jobs[i].dst, /*non_blocking=*/true);
@@ -31,7 +30,7 @@ Traffic broadcast_zip(const Place& place, at::Tensor tensor, int root, const Fra
   Traffic traffic;
   Stopwatch watch;
   at::Tensor slot = engine.empty(bound(options, tensor), at::kByte), size = engine.empty(1, at::kLong);
-  if (sender) engine.encode({tensor.contiguous()}, options, {slot}, size);
+  if (sender) engine.encode({plain(tensor)}, options, {slot}, size);
   traffic.encode = watch.lap();
   const int64_t bytes = broadcast_words(place, size, root)[0];
   check_frame_size(bytes, options, tensor.numel(), root, place.what);
@@ -60,7 +59,7 @@ Traffic scatter_zip(const Place& place, at::Tensor output, const std::vector<at:
   if (rank == root) {
     std::vector<at::Tensor> src;
     for (const at::Tensor& t : inputs) {
-      src.push_back(t.contiguous());
+      src.push_back(plain(t));
       slots.push_back(engine.empty(bound(options, t), at::kByte));
     }
     engine.encode(src, options, slots, sizes);
@@ -93,7 +92,7 @@ Traffic gather_zip(const Place& place, const std::vector<at::Tensor>& outputs, a
   Traffic traffic;
   Stopwatch watch;
   at::Tensor slot = engine.empty(bound(options, input), at::kByte), size = engine.empty(1, at::kLong);
-  engine.encode({input.contiguous()}, options, {slot}, size);
+  engine.encode({plain(input)}, options, {slot}, size);
   traffic.encode = watch.lap();
   const std::vector<int64_t> bytes = all_gather_words(place, size);  // all pad to the largest, so all must know it
   for (int r = 0; r < world; ++r) check_frame_size(bytes[r], options, input.numel(), r, place.what);
@@ -105,6 +104,8 @@ Traffic gather_zip(const Place& place, const std::vector<at::Tensor>& outputs, a
   place.messages.gather(frames, slot.narrow(0, 0, largest), root);
   traffic.transfer = watch.lap();
   if (rank == root) {
+    // Before the others', whose outputs may lie where the input does.
+    outputs[rank].copy_(input, /*non_blocking=*/true);
     std::vector<Decode> jobs;
     for (int r = 0; r < world; ++r) {
       if (r == rank) continue;
@@ -113,7 +114,6 @@ Traffic gather_zip(const Place& place, const std::vector<at::Tensor>& outputs, a
       traffic.wire_bytes += static_cast<uint64_t>(largest);
     }
     decode_into(place, jobs, options);
-    outputs[rank].copy_(input, /*non_blocking=*/true);
   }
   traffic.decode = watch.lap();
   return traffic;

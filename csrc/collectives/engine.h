@@ -33,6 +33,7 @@ class Engine {
 
   // Bytes held for scratch between calls, outside of torch's caching allocators.
   virtual uint64_t scratch_bytes() const { return 0; }
+  virtual void release_scratch() {}
 
   // Encodes src[i] (contiguous, one dtype) into frames[i] (uint8, at least frame_bound()); sizes[i] gets its bytes.
   virtual void encode(const std::vector<at::Tensor>& src, const FrameOptions& options,

@@ -78,6 +78,7 @@ class CpuEngine : public Engine {
   }
 
   uint64_t scratch_bytes() const override { return pool_.usage().held; }
+  void release_scratch() override { pool_.release(); }
 
  private:
   ScratchPool pool_;

@@ -12,6 +12,14 @@ void check_frame_size(int64_t bytes, const FrameOptions& options, uint64_t count
                 " bytes for " + std::to_string(count) + " values; do all ranks pass the same shapes and options?");
 }
 
+bool is_plain(const at::Tensor& t) {
+  return t.is_contiguous() && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % t.itemsize() == 0;
+}
+
+at::Tensor plain(const at::Tensor& t) { return is_plain(t) ? t : t.clone(at::MemoryFormat::Contiguous); }
+
+at::Tensor plain_target(const at::Tensor& t) { return is_plain(t) ? t : at::empty(t.sizes(), t.options()); }
+
 // Not view({-1}): a contiguous tensor of one value may have any stride, and keeps it there.
 at::Tensor as_bytes(const at::Tensor& t) { return t.as_strided({t.numel()}, {1}).view(at::kByte); }
 

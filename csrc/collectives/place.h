@@ -29,6 +29,14 @@ struct Place {
 // Ranks whose sizes cannot be right do not get to drive anybody's memory. Throws Error naming the rank.
 void check_frame_size(int64_t bytes, const FrameOptions& options, uint64_t count, int rank, const std::string& what);
 
+// Whether a tensor's memory is its values in order, where the codec can read and write them: some tensors made from
+// buffers are not even aligned to their dtype.
+bool is_plain(const at::Tensor& t);
+// The tensor if it is plain, else a copy that is.
+at::Tensor plain(const at::Tensor& t);
+// The tensor if it is plain, else one of its kind to write to instead; copy_ it back.
+at::Tensor plain_target(const at::Tensor& t);
+
 // The bytes of a contiguous tensor, as uint8.
 at::Tensor as_bytes(const at::Tensor& t);
 

@@ -107,6 +107,7 @@ void measure(const Place& place, const FrameOptions& options, Switcher* switcher
   // Costs, so that the maximum over ranks is the slowest rank's; as bit-exact doubles every rank then decides alike.
   const auto v = largest(place, {alpha, per_byte, codec.fixed, 1 / codec.encode_bytes_per_s,
                                  1 / codec.decode_bytes_per_s, words_seconds(place)});
+  place.engine.release_scratch();  // more than calls may ever need
   switcher->set_measurements({v[0], 1 / v[1], v[5]}, {v[2], 1 / v[3], 1 / v[4]});
 }
 

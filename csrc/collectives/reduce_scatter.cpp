@@ -64,8 +64,11 @@ Traffic reduce_scatter_zip(const Place& place, const std::vector<at::Tensor>& in
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> wire;
   for (const at::Tensor& t : inputs)
-    wire.push_back(t.resolve_neg().contiguous().view({-1}).to(wire_type(t.scalar_type(), reduce)));
-  at::Tensor dense = output.is_contiguous() ? output : at::empty(output.sizes(), output.options());
+    wire.push_back(plain(t.resolve_neg()).view({-1}).to(wire_type(t.scalar_type(), reduce)));
+  // The own part is read while the output is written: the same memory is fine, memory that overlaps it is not.
+  const at::Tensor& own = wire[place.rank()];
+  const bool overlaps = output.storage().is_alias_of(own.storage()) && output.const_data_ptr() != own.const_data_ptr();
+  at::Tensor dense = overlaps ? at::empty(output.sizes(), output.options()) : plain_target(output);
   Traffic traffic = sum_shards(place, wire, dense, pair, reduce);
   // Raw bytes are what the caller's dtype would have cost.
   traffic.raw_bytes = static_cast<uint64_t>(output.nbytes()) * (place.world() - 1);

@@ -57,6 +57,13 @@ at::Tensor ScratchPool::empty(int64_t n, at::ScalarType type) {
   return at::from_blob(block->get(), {n}, give, at::TensorOptions(type));
 }
 
+void ScratchPool::release() {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->idle.clear();
+  state_->idle_bytes = 0;
+  state_->peak_bytes = state_->used_bytes;
+}
+
 ScratchPool::Usage ScratchPool::usage() const {
   std::lock_guard<std::mutex> lock(state_->mutex);
   return {state_->idle_bytes + state_->used_bytes, state_->peak_bytes};

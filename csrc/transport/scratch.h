@@ -16,6 +16,9 @@ class ScratchPool {
   ScratchPool();
   at::Tensor empty(int64_t n, at::ScalarType type);
 
+  // Gives up what is not in use, and forgets how much that was.
+  void release();
+
   struct Usage {
     uint64_t held;  // bytes of all blocks, in use or not
     uint64_t peak;  // of those in use at once

@@ -114,13 +114,13 @@ def _backend_type(device: str) -> Any:
 
 def _attach(group: dist.ProcessGroup, options: Options, global_ranks: list[int]) -> None:
     attached = _attached.get(group) or _build_under(group, options, global_ranks)
+    _attached[group] = attached
+    attached.times += 1  # also where ranks then find that they disagree, so that they can try again
     check_same_options(attached.facts, options, f"zipccl/options/{attached.times}")
-    attached.times += 1
     attached.backend.set_options(options.native())
     for device in group._device_types:
         if attached.backend.inner(device.type) is not None:
             group._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, attached.backend)
-    _attached[group] = attached
 
 
 def _build_under(group: dist.ProcessGroup, options: Options, global_ranks: list[int]) -> _Attached:
