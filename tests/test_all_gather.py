@@ -13,26 +13,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import zipccl
 from ranks import bits, same_bits
+from samples import BF16, DTYPES, random_bits
 
-BF16 = torch.bfloat16
-DTYPES = [
-    dtype
-    for name in (
-        "uint8 int8 int16 int32 int64 uint16 uint32 uint64 bool float16 bfloat16 float32 float64 complex32 complex64 "
-        "complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
-    ).split()
-    if (dtype := getattr(torch, name, None))
-]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-
-
-def random_bits(seed: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Any bits, so NaNs of every payload, infinities and denormals; bool has two values only."""
-    generator = torch.Generator().manual_seed(seed)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, (count,), generator=generator).bool()
-    nbytes = count * torch.empty(0, dtype=dtype).element_size()
-    return torch.randint(0, 256, (nbytes,), generator=generator, dtype=torch.uint8).view(dtype)
 
 
 def start(device: str, **options) -> torch.device:

@@ -258,6 +258,22 @@ def test_auto_measures_once_and_goes_by_it():
         )
 
 
+@pytest.mark.parametrize("agreement_fails", [False, True])
+def test_a_damaged_frame_does_not_keep_a_rank_from_agreeing(agreement_fails):
+    """The peers, whose frames were sound, agree after the last call of the trial; the frame stays what is reported."""
+    inner = Inner(all_gather="auto", min_bytes=0)
+    measured(inner, 1e-3, 1e-15)  # raw looks better, so that the odd calls of the trial are the zipped ones
+    for _ in range(zipccl._C.trial_calls - 1):
+        gather(inner)
+    inner.take_calls()
+    script(inner, [frame_of(shard(0)), damaged("header")])
+    if agreement_fails:
+        inner.zip.fail_next("allreduce", "gone")
+    with pytest.raises(zipccl.FrameError, match="frame from rank 1: .*header is corrupt"):
+        gather(inner)
+    assert [c.name for c in inner.take_calls()["zip"]][-1] == "allreduce"
+
+
 def test_uneven_shards_are_decided_alike():
     """The small rank alone would go raw, the large one alone zipped: they must go the same way."""
     counts = [1 << 19, 1 << 21]

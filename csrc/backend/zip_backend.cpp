@@ -125,9 +125,14 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
       }
     } catch (const FrameError&) {
       // Found by this rank alone, when all messages of the call had been exchanged: the peers go on, so it must too.
-      if (may_zip && is_timed(call.op, options))
-        agree({*state->engine, Messages(carrier, call.patience.timeout, state->scratch), what}, call.op, call.bytes,
-              &state->switcher);
+      // Not in an all-reduce, whose second half the peers have begun.
+      if (may_zip && is_timed(call.op, options) && call.op != Op::all_reduce) {
+        try {
+          agree({*state->engine, Messages(carrier, call.patience.timeout, state->scratch), what}, call.op, call.bytes,
+                &state->switcher);
+        } catch (const std::exception&) {  // the frame is what this call failed of
+        }
+      }
       throw;
     } catch (const c10::Error& e) {
       // The inner backend's own text stays; which call it was is what it cannot know.
