@@ -56,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--ranks-per-gpu", type=positive, help="several ranks on one GPU, over sockets")
     parser.add_argument("--link", metavar="RATE", help="join the ranks by a link of this rate, for example 1gbit")
+    parser.add_argument(
+        "--transport",
+        choices=["default", "sockets"],
+        default="default",
+        help="sockets: NCCL uses neither NVLink, shared memory nor InfiniBand; default: what it finds",
+    )
 
 
 def positive(text: str) -> int:
@@ -101,6 +107,7 @@ class Cluster:
     device: str  # "cpu" or "cuda"
     ranks_per_gpu: int = 1
     link: ShapedLink | None = None
+    transport: str = "default"  # or "sockets"
 
     @property
     def ranks(self) -> list[int]:
@@ -126,6 +133,11 @@ class Cluster:
                 env["GLOO_SOCKET_IFNAME"] = interface
             if self.link:  # as on two hosts: sockets between the sides, whatever shares the machine
                 env |= {"NCCL_SOCKET_IFNAME": interface, "NCCL_NET": "Socket", "NCCL_HOSTID": f"side{self.side(rank)}"}
+                env["NCCL_MNNVL_ENABLE"] = "0"
+            elif self.transport == "sockets":
+                env.setdefault("NCCL_SOCKET_IFNAME", interface)
+        if self.transport == "sockets":
+            env |= {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"}
         if self.device == "cuda" and self.ranks_per_gpu > 1:
             # NCCL refuses two ranks of one host on one GPU; as ranks of different hosts they talk over sockets.
             env |= {"NCCL_HOSTID": f"h{rank}", "NCCL_NET": "Socket"}

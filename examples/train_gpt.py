@@ -183,7 +183,7 @@ def main() -> int:
     launch.exit_cleanly_on_sigterm()
     try:
         with ShapedLink(args.link) if args.link else contextlib.nullcontext() as link:
-            cluster = launch.Cluster(args.ranks, args.device, args.ranks_per_gpu, link)
+            cluster = launch.Cluster(args.ranks, args.device, args.ranks_per_gpu, link, args.transport)
             if cluster.prints:
                 print(introduction(args, cluster), flush=True)
             results = run_both(args, cluster)
@@ -200,7 +200,8 @@ def main() -> int:
             args.json.parent.mkdir(parents=True, exist_ok=True)
             facts = machine.describe(args.device) | {
                 "what": "train_gpt", "ranks": cluster.world, "ranks_per_gpu": args.ranks_per_gpu, "link": args.link,
-                "steps": args.steps, "rows_per_rank": ROWS, "context": CONTEXT, "seed": SEED,
+                "transport": args.transport, "steps": args.steps, "rows_per_rank": ROWS, "context": CONTEXT,
+                "seed": SEED,
             }  # fmt: skip
             args.json.write_text(json.dumps(facts | {"bit_identical": comparison, "runs": results}, indent=1) + "\n")
     elif not all(comparison.values()):
@@ -216,6 +217,8 @@ def introduction(args: argparse.Namespace, cluster: launch.Cluster) -> str:
         where = "on the CPU"
     if args.link:
         where += f", in two network namespaces joined by a {args.link} link"
+    elif args.transport == "sockets":
+        where += ", over sockets"
     text = (
         f"A byte-level GPT of {parameters / 1e6:.1f} M parameters learns to write Python: FSDP2, bf16, AdamW, "
         f"{args.steps} steps.\n{cluster.world} ranks {where}."

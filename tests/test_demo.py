@@ -219,6 +219,26 @@ def test_ranks_end_with_their_parent(tmp_path):
     assert gone_soon(pids)
 
 
+def test_where_nccl_may_talk(monkeypatch):
+    """One rank per GPU: as NCCL likes, over sockets of this machine, or through the shaped link and nothing else."""
+    for name in [name for name in os.environ if name.startswith("NCCL_")]:
+        monkeypatch.delenv(name)
+
+    def nccl(**where):
+        cluster = launch.Cluster(world=2, device="cuda", **where)
+        return [{k: v for k, v in cluster.environment(r, 1).items() if k.startswith("NCCL_")} for r in range(2)]
+
+    assert nccl() == [{}, {}]
+    sockets = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
+    assert nccl(transport="sockets") == [sockets, sockets]
+    first, second = nccl(link=netns.ShapedLink("10gbit"))
+    assert first["NCCL_HOSTID"] != second["NCCL_HOSTID"]
+    assert first["NCCL_SOCKET_IFNAME"] == second["NCCL_SOCKET_IFNAME"] == netns.INTERFACE
+    assert first["NCCL_NET"] == second["NCCL_NET"] == "Socket"
+    gpus = [launch.Cluster(world=4, device="cuda", ranks_per_gpu=2).environment(r, 1)["LOCAL_GPU"] for r in range(4)]
+    assert gpus == ["0", "0", "1", "1"]
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
