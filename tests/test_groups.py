@@ -3,6 +3,7 @@
 All that moves values is zipped where it can be, whatever its size; sums stay raw, as by default.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import zipccl
 from ranks import same_bits
 from torch import nn
+from torch._C import _distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
@@ -432,3 +434,32 @@ def check_inner_backends(rank):
 
 def test_inner_backends_know_their_group():
     ranks.run(check_inner_backends, 2)
+
+
+def known_to_the_recorder() -> int:
+    """gloo backends of this process that have made a call, as torch's flight recorder counts them."""
+    return len(json.loads(_distributed_c10d._dump_fr_trace_json(True, False)).get("pg_status", {}))
+
+
+def check_first_calls(rank):
+    """The recorder enters a backend at its first call, unlocked: that call must not be a worker's."""
+    ranks.init("zipccl")
+    assert known_to_the_recorder() == 2  # one for calls that are forwarded, one for the worker
+    dist.new_group(pg_options=zipccl.Options(all_gather="zip"))
+    dist.new_group([rank], use_local_synchronization=True)  # alone: has no second one
+    assert known_to_the_recorder() == 5
+    gloo = dist.new_group(backend="gloo")
+    assert known_to_the_recorder() == 5  # torch itself leaves it to the first call
+    zipccl.attach(gloo)
+    assert known_to_the_recorder() == 7
+    for group in (None, gloo):
+        with zipccl.override(group, all_gather="zip"):
+            out = torch.empty(40, dtype=BF16)
+            dist.all_gather_into_tensor(out, torch.full((20,), rank, dtype=BF16), group, async_op=True).wait()
+            assert out[0] == 0 and out[-1] == 1
+    assert known_to_the_recorder() == 7
+
+
+@pytest.mark.skipif(not hasattr(_distributed_c10d, "_dump_fr_trace_json"), reason="this torch has no such recorder")
+def test_no_worker_makes_the_first_call_of_a_backend():
+    ranks.run(check_first_calls, 2)

@@ -14,7 +14,8 @@
 namespace zipccl {
 
 // One thread leads: it takes a job and runs it. Then it gives up the lead and reports; another takes over at once where
-// there is work, and is made where there is none. So there is one thread, unless a report takes long.
+// there is work, and is made where there is none. So there is one thread, unless a report takes long. Threads that find
+// nothing to do for a while end. They are detached: whoever must know waits for `running`.
 namespace {
 // Threads whose reports take long at once: callbacks that wait for Python, or for later calls.
 constexpr size_t kMostThreads = 16;
@@ -29,11 +30,13 @@ struct Worker::State {
   std::condition_variable wake;     // a job, or the end
   std::condition_variable changed;  // a thread became idle, or left
   std::deque<Job> jobs;
-  std::vector<std::thread> threads;
-  size_t running = 0;  // threads that have not left loop()
+  const std::chrono::duration<double> patience;  // of idle threads
+  size_t running = 0;                            // threads that have not left loop()
   size_t idle = 0;
   bool led = false;
   bool stop = false;
+
+  explicit State(double idle_s) : patience(idle_s) {}
 
   // With the mutex held.
   static void find_leader(const std::shared_ptr<State>& s) {
@@ -43,7 +46,7 @@ struct Worker::State {
     } else if (s->running < kMostThreads) {  // otherwise the next thread that has reported takes over
       ++s->running;
       try {
-        s->threads.emplace_back([s] { loop(s); });
+        std::thread([s] { loop(s); }).detach();
       } catch (const std::system_error&) {  // the machine has no more
         if (--s->running == 0) throw;
       }
@@ -59,9 +62,9 @@ struct Worker::State {
     for (;;) {
       ++s->idle;
       s->changed.notify_all();
-      s->wake.wait(lock, [&] { return s->stop || (!s->led && !s->jobs.empty()); });
+      const bool woken = s->wake.wait_for(lock, s->patience, [&] { return s->stop || (!s->led && !s->jobs.empty()); });
       --s->idle;
-      if (s->stop) break;
+      if (s->stop || !woken) break;
       s->led = true;
       {
         Job job = std::move(s->jobs.front());
@@ -99,7 +102,7 @@ struct Worker::Registry {
   }
 };
 
-Worker::Worker() : state_(std::make_shared<State>()) {
+Worker::Worker(double idle_s) : state_(std::make_shared<State>(idle_s)) {
   Registry& all = Registry::get();
   std::lock_guard<std::mutex> lock(all.mutex);
   all.workers.erase(
@@ -166,24 +169,18 @@ bool Worker::run_here(const Run& run, const Done& done) {
 
 void Worker::stop(double patience_s) {
   std::deque<State::Job> cancelled;
-  std::vector<std::thread> threads;
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->stop = true;
     cancelled.swap(state_->jobs);
-    threads.swap(state_->threads);
     state_->wake.notify_all();
   }
   for (State::Job& job : cancelled) job.done(shut_down());
   // A report may drop the last reference to the group, and so end up here on one of the threads, which cannot wait for
   // itself.
-  bool all_left = false;
-  if (State::own != state_.get()) {
-    std::unique_lock<std::mutex> lock(state_->mutex);
-    all_left =
-        state_->changed.wait_for(lock, std::chrono::duration<double>(patience_s), [&] { return state_->running == 0; });
-  }
-  for (std::thread& t : threads) all_left ? t.join() : t.detach();
+  if (State::own == state_.get()) return;
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  state_->changed.wait_for(lock, std::chrono::duration<double>(patience_s), [&] { return state_->running == 0; });
 }
 
 }  // namespace zipccl

@@ -15,7 +15,8 @@ class Worker {
   using Run = std::function<void()>;
   using Done = std::function<void(std::exception_ptr)>;
 
-  Worker();
+  // Threads end when they have had nothing to do for `idle_s`, and are made again when there is.
+  explicit Worker(double idle_s = 10);
   // Ends the threads; see stop().
   ~Worker();
 

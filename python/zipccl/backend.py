@@ -46,7 +46,11 @@ def build(group: Any, options: Options, cpu: Any, cuda: Any, zip_cpu: bool) -> _
     if cuda is not None and _C.cuda_version is None and "zip" in options.native()["modes"].values():
         warnings.warn("zipccl was built without CUDA: CUDA tensors travel raw", stacklevel=3)
     # Zipped CPU collectives run on their own thread; their messages must not mix with those of the caller's thread.
-    cpu_zip = _gloo(group, "gloo-zip") if cpu is not None and zip_cpu and group.group_size > 1 else None
+    # One call at a time, so one thread: two would both write down, unlocked, what they have done last.
+    cpu_zip = _gloo(group, "gloo-zip", threads=1) if cpu is not None and zip_cpu and group.group_size > 1 else None
+    for gloo in (cpu, cpu_zip):
+        if gloo is not None:
+            _make_known(gloo)
     return _C.ZipBackend(group.group_rank, group.group_size, cpu, cpu_zip, cuda, options.native())
 
 
@@ -69,12 +73,26 @@ def check_same_options(group: Any, options: Options, key: str = "zipccl/options"
         )
 
 
-def _gloo(group: Any, prefix: str) -> dist.Backend:
-    gloo = dist.ProcessGroupGloo(
-        dist.PrefixStore(f"{prefix}/", group.store), group.group_rank, group.group_size, timeout=group.timeout
-    )
-    gloo.options.global_ranks_in_group = list(group.global_ranks_in_group)
-    gloo.options.group_name = group.group_id
+def _make_known(gloo: dist.Backend) -> None:
+    """The first call of a gloo backend, on the thread that makes groups.
+
+    It enters the backend in the one table that torch's flight recorder has for all gloo backends of a process, without
+    a lock: first calls made by several worker threads at once have destroyed that table.
+    """
+    gloo.barrier().wait()
+
+
+def _gloo(group: Any, prefix: str, threads: int | None = None) -> dist.Backend:
+    """``threads``: that run its calls; default: torch's own choice."""
+    make = dist.ProcessGroupGloo
+    options = make._Options()
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]  # as torch reads it
+    options._devices = [make.create_device(interface=name) for name in interfaces] or [make.create_default_device()]
+    options._threads = threads or 2 * len(options._devices)
+    options._timeout = group.timeout
+    options.global_ranks_in_group = list(group.global_ranks_in_group)
+    options.group_name = group.group_id
+    gloo = make(dist.PrefixStore(f"{prefix}/", group.store), group.group_rank, group.group_size, options)
     gloo._set_sequence_number_for_group()
     return gloo
 

@@ -2,8 +2,10 @@
 //
 // Patience is without limit wherever nothing may have to be waited for: a mistake is a hang, which the caller ends.
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -178,6 +180,42 @@ void leave_a_stuck_job() {
   reported->get_future().wait();
 }
 
+int threads_of_process() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  int n = 0;
+  while (status >> word)
+    if (word == "Threads:") status >> n;
+  return n;
+}
+
+// Jobs that come about when threads lose their patience: none gets lost, and all threads are gone in the end.
+void idle_threads_end(int jobs) {
+  const int before = threads_of_process();
+  Journal journal;
+  std::atomic<int> reports{0};
+  Worker worker(0.0002);
+  std::mt19937 random(1);
+  for (int i = 0; i < jobs; ++i) {
+    std::promise<void> reported;
+    auto run = [&journal, i] { journal.add(i); };
+    auto done = [&](std::exception_ptr e) {
+      require(!e, "no error");
+      ++reports;
+      reported.set_value();
+    };
+    if (i % 5 || !worker.run_here(run, done)) worker.submit(run, done);
+    reported.get_future().wait();
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+  }
+  require(reports == jobs && static_cast<int>(journal.entries.size()) == jobs, "nothing gets lost");
+  while (threads_of_process() > before) std::this_thread::yield();
+  std::promise<void> again;
+  worker.submit([] {}, [&](std::exception_ptr) { again.set_value(); });
+  again.get_future().wait();
+  worker.stop(kForEver);
+}
+
 void workers_come_and_go(int rounds) {
   std::atomic<bool> over{false};
   std::thread drainer([&] {
@@ -206,6 +244,7 @@ int main() {
   stop_among_submits(60);
   end_inside_a_report(100);
   leave_a_stuck_job();
+  idle_threads_end(1000);
   workers_come_and_go(100);
   std::puts("all is well");
 }
