@@ -67,12 +67,9 @@ class Bench:
         dist.init_process_group("gloo", timeout=TIMEOUT)  # for what the benchmark itself must agree on
         self.raw = dist.new_group(backend=launch.inner_name(device), timeout=TIMEOUT)
 
-    def groups(self, collective: type[harness.Collective]) -> dict[str, dist.ProcessGroup]:
-        made = {"raw": self.raw}
-        for mode, least in (("zip", 0), ("auto", None)):
-            options = zipccl.Options(**{collective.name: mode}, min_bytes=least, **collective.zip_options)
-            made[mode] = dist.new_group(backend="zipccl", pg_options=options, timeout=TIMEOUT)
-        return made
+    def group(self, collective: type[harness.Collective], mode: str, min_bytes: int | None) -> dist.ProcessGroup:
+        options = zipccl.Options(**{collective.name: mode}, min_bytes=min_bytes, **collective.zip_options)
+        return dist.new_group(backend="zipccl", pg_options=options, timeout=TIMEOUT)
 
     def slowest(self, seconds: float) -> float:
         t = torch.tensor([seconds], dtype=torch.float64)
@@ -105,9 +102,11 @@ class Bench:
             zipccl.stats(groups[name]).reset()
         times: dict[str, list[float]] = {name: [] for name in groups}
         wrong = 0
+        order = list(groups)
         for _ in range(rounds):
-            for name, group in groups.items():
-                times[name].append(self.batch(collective, group, calls))
+            order.append(order.pop(0))  # each comes after each other one
+            for name in order:
+                times[name].append(self.batch(collective, groups[name], calls))
                 if name in collective.exact:
                     wrong += harness.mismatches(collective.output, expected)
         wrong_everywhere = torch.tensor([wrong])
@@ -138,10 +137,14 @@ def rank_work(args: argparse.Namespace, sizes: list[int]) -> None:
     bench = Bench(args.device)
     values = harness.Values(args.tensor)
     for name in args.collectives:
-        groups = bench.groups(COLLECTIVES[name])
+        zipped = bench.group(COLLECTIVES[name], "zip", 0)
         for nbytes in sizes:
+            groups = {"raw": bench.raw, "zip": zipped}
+            groups["auto"] = bench.group(COLLECTIVES[name], "auto", None)  # has seen no other size
             collective = COLLECTIVES[name](nbytes, values, bench.rank, bench.world, bench.device)
             launch.tell({"collective": name} | bench.measure(collective, groups))
+            dist.destroy_process_group(groups["auto"])
+        dist.destroy_process_group(zipped)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -75,17 +75,36 @@ def test_sizes_are_64_bit():
 # ---- what real calls teach -------------------------------------------------------------------------------------
 
 
+def choice_of(d) -> str:
+    return "raw" if d.choice == "raw" else "zip2" if d.design == 2 else "zip"
+
+
+def agree(ranks, op, nbytes, shared=True) -> bool:
+    """Where due, as csrc/backend/perform.cpp does it. nbytes: of each rank."""
+    wants = {s.wants_agreement(op, n, shared) for s, n in zip(ranks, nbytes, strict=True)}
+    assert len(wants) == 1
+    if not wants.pop():
+        return False
+    if not shared:
+        sizes = [max(of_ranks) for of_ranks in zip(*[s.own_sizes(op) for s in ranks], strict=True)]
+        for s in ranks:
+            s.agree_sizes(op, sizes)
+    seen = [s.seen(op, n, shared) for s, n in zip(ranks, nbytes, strict=True)]
+    for s, n in zip(ranks, nbytes, strict=True):
+        s.agree(op, n, [max(of_ranks) for of_ranks in zip(*seen, strict=True)], shared)
+    return True
+
+
 def calls(s, n, seconds, op="all_gather", nbytes=1 << 24, allowed=RAW_OR_ZIP, wire=PRIOR, world=2):
     """n calls on one rank that agrees with itself; seconds: choice -> what such a call takes. Returns the choices."""
     made = []
     for _ in range(n):
         d = s.decide(op, world, nbytes, allowed)
-        choice = "raw" if d.choice == "raw" else "zip2" if d.design == 2 else "zip"
+        choice = choice_of(d)
         made.append(choice)
         zipped = choice != "raw"
-        s.record(op, nbytes, choice, seconds[choice], 1000 if zipped else 0, int(1000 * wire) if zipped else 0)
-        if s.wants_agreement(op, nbytes):
-            s.agree(op, nbytes, *s.seen(op, nbytes))
+        s.record(op, nbytes, d, seconds[choice], 1000 if zipped else 0, int(1000 * wire) if zipped else 0)
+        agree([s], op, [nbytes])
     return made
 
 
@@ -100,8 +119,9 @@ def test_ratio_follows_what_was_agreed():
 def test_one_ranks_view_alone_changes_nothing():
     s = switcher(bytes_per_s=0.1 * GB)
     before = explain(s, 2, 1 << 24)
+    assert before.choice == "zip"
     for _ in range(10):
-        s.record("all_gather", 1 << 24, "zip", 100.0, 1000, 1400)
+        s.record("all_gather", 1 << 24, before, 100.0, 1000, 1400)
     after = explain(s, 2, 1 << 24)
     assert (after.choice, after.zip_seconds) == (before.choice, before.zip_seconds)
 
@@ -175,17 +195,111 @@ def test_ranks_with_other_clocks_decide_alike():
         allowed = ALL if op == "all_to_all" else RAW_OR_ZIP
         decisions = [s.decide(op, world, nbytes, allowed) for s in ranks]
         assert len({(d.choice, d.design, d.reason) for d in decisions}) == 1, call
-        choice = "raw" if decisions[0].choice == "raw" else "zip2" if decisions[0].design == 2 else "zip"
-        made.append(choice)
-        for s in ranks:
-            zipped = choice != "raw"
+        made.append(choice_of(decisions[0]))
+        for s, d in zip(ranks, decisions, strict=True):
+            zipped = made[-1] != "raw"
             wire = int(1000 * rng.uniform(0.6, 1.1)) if zipped else 0
-            s.record(op, nbytes, choice, nbytes / GB * rng.uniform(0.5, 3), 1000 if zipped else 0, wire)
-        wants = {s.wants_agreement(op, nbytes) for s in ranks}
-        assert len(wants) == 1
-        if wants.pop():
-            seen = [s.seen(op, nbytes) for s in ranks]
-            seconds = [max(x[0][i] for x in seen) for i in range(3)]
-            for s in ranks:
-                s.agree(op, nbytes, seconds, max(x[1] for x in seen))
+            s.record(op, nbytes, d, nbytes / GB * rng.uniform(0.5, 3), 1000 if zipped else 0, wire)
+        agree(ranks, op, [nbytes] * world)
     assert set(made) == set(ALL)  # the run really went through all of them
+
+
+# ---- sizes that no rank knows whole: all-to-all with splits ------------------------------------------------------
+
+
+def uneven(ranks, sizes, cost, allowed=ALL, least=0):
+    """Calls of which each rank knows its own bytes alone (sizes: one list per call); cost(choice, bytes of the busiest
+    rank) -> seconds. Returns the choices, which must be alike on all ranks."""
+    made = []
+    for of_ranks in sizes:
+        decisions = [s.decide("all_to_all", len(ranks), n, allowed, False, least)
+                     for s, n in zip(ranks, of_ranks, strict=True)]  # fmt: skip
+        assert len({(choice_of(d), d.reason, d.trial) for d in decisions}) == 1
+        made.append(choice_of(decisions[0]))
+        zipped = made[-1] != "raw"
+        for s, n, d in zip(ranks, of_ranks, decisions, strict=True):
+            seconds = cost(made[-1], max(of_ranks))
+            s.record("all_to_all", n, d, seconds, 1000 if zipped else 0, 710 if zipped else 0, False)
+        agree(ranks, "all_to_all", of_ranks, shared=False)
+    return made
+
+
+def zip_pays_from(least):
+    """Seconds of calls on a machine where frames pay from that size on; design 2 is the better one."""
+
+    def cost(choice, nbytes):
+        raw = 1e-4 + nbytes / GB
+        if choice == "raw":
+            return raw
+        return raw * (0.75 if nbytes >= least else 1.5) * (1.0 if choice == "zip2" else 1.1)
+
+    return cost
+
+
+@pytest.mark.parametrize("nbytes, best", [(1 << 24, "zip2"), (1 << 18, "raw")])
+def test_uneven_calls_are_decided_by_how_large_they_were(nbytes, best):
+    """Whatever a rank's own share; the first call is raw, since nobody knows anything yet."""
+    ranks = [switcher() for _ in range(4)]
+    rng = random.Random(3)
+    sizes = [[nbytes, *(rng.randrange(nbytes) for _ in range(3))] for _ in range(300)]
+    made = uneven(ranks, sizes, zip_pays_from(1 << 20))
+    assert made[0] == "raw" and made[-60:].count(best) >= 58
+
+
+def test_uneven_calls_that_grow_are_decided_anew():
+    ranks = [switcher() for _ in range(2)]
+    cost = zip_pays_from(1 << 20)
+    assert set(uneven(ranks, [[1 << 16, 0]] * 200, cost)[-32:]) == {"raw"}
+    assert uneven(ranks, [[5, 1 << 25]] * 120, cost)[-60:].count("zip2") >= 58
+    assert uneven(ranks, [[1 << 16, 0]] * 120, cost)[-60:].count("raw") >= 58
+
+
+def test_a_mixture_of_sizes_goes_by_what_takes_longest():
+    """Large and small calls in turn: the choice is made for all of them, from timings that are not mixed up."""
+    ranks = [switcher() for _ in range(2)]
+    sizes = [[1 << 25, 1 << 24] if i % 2 else [1 << 14, 1 << 13] for i in range(300)]
+    assert uneven(ranks, sizes, zip_pays_from(1 << 20))[-60:].count("zip2") >= 58
+    ranks = [switcher() for _ in range(2)]
+    sizes = [[1 << 19, 1 << 18] if i % 10 else [1 << 20, 1 << 20] for i in range(600)]
+    assert uneven(ranks, sizes, zip_pays_from(1 << 20))[-60:].count("raw") >= 56
+
+
+def test_small_uneven_calls_stay_raw_without_a_measurement():
+    """Below min_bytes nothing is tried, and ranks seldom ask each other."""
+    ranks = [_C.Switcher(PRIOR) for _ in range(2)]
+    asked = 0
+    for _ in range(400):
+        decisions = [s.decide("all_to_all", 2, 1 << 14, ALL, False, 1 << 20) for s in ranks]
+        assert [d.choice for d in decisions] == ["raw", "raw"]
+        asked += agree(ranks, "all_to_all", [1 << 14] * 2, shared=False)
+        assert not any(s.wants_measurements("all_to_all", 1 << 14, ALL, False, 1 << 20) for s in ranks)
+    assert asked == 1 + 399 // _C.agree_rarely
+    uneven(ranks, [[1 << 24, 1 << 14]] * _C.agree_rarely, lambda choice, n: 1.0, least=1 << 20)
+    assert all(s.wants_measurements("all_to_all", 1 << 14, ALL, False, 1 << 20) for s in ranks)
+
+
+def test_uneven_ranks_with_other_clocks_and_shares_decide_alike():
+    """Every rank has a clock and shares of its own; some times become known too late, or never."""
+    world = 5
+    ranks = [switcher(bytes_per_s=0.5 * GB) for _ in range(world)]
+    rng = random.Random(11)
+    made, late = [], []
+    for call in range(1200):
+        scale = 1 << rng.choice([12, 20, 22, 25]) if call % 400 < 300 else 1 << 13
+        shares = [rng.randrange(scale) for _ in ranks]
+        allowed = ALL if call % 150 < 120 else ["zip", "zip2"]  # as override() would
+        decisions = [s.decide("all_to_all", world, n, allowed, False, 1 << 14)
+                     for s, n in zip(ranks, shares, strict=True)]  # fmt: skip
+        assert len({(choice_of(d), d.reason, d.trial) for d in decisions}) == 1, call
+        made.append(choice_of(decisions[0]))
+        for s, n, d in zip(ranks, shares, decisions, strict=True):
+            zipped = made[-1] != "raw"
+            wire = int(1000 * rng.uniform(0.6, 1.1)) if zipped else 0
+            seen = (s, n, d, scale / GB * rng.uniform(0.5, 3), 1000 if zipped else 0, wire)
+            late.append(seen)
+        rng.shuffle(late)
+        while len(late) > 8:
+            s, n, d, seconds, raw, wire = late.pop()
+            s.record("all_to_all", n, d, seconds, raw, wire, False)
+        agree(ranks, "all_to_all", shares, shared=False)
+    assert set(made) == set(ALL)

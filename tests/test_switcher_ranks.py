@@ -74,6 +74,35 @@ def test_ranks_of_different_speed_decide_alike():
     assert sum("(timed)" in d[1] for d in first if len(d) == 2) > 3  # by then times had been agreed
 
 
+def decide_uneven(rank, design):
+    """Splits differ from call to call and rank to rank; now and then everything is small, or a rank has nothing."""
+    os.nice(7 * rank)
+    ranks.init("zipccl", pg_options=zipccl.Options(min_bytes=0, all_to_all_design=design))
+    world = dist.get_world_size()
+    plan, pace = random.Random(6), random.Random(rank)
+    zipped = []
+    for call in range(CALLS):
+        most = 200 if 100 <= call < 150 else plan.choice([2000, 60_000, 120_000])
+        counts = [[plan.randrange(most) for _ in range(world)] for _ in range(world)]
+        if call % 7 == 0:
+            counts[call % world] = [0] * world
+        time.sleep(pace.random() * 0.002 * rank)
+        before = zipccl.stats().get("all_to_all", {"zipped_calls": 0})["zipped_calls"]
+        of = [counts[r][rank] for r in range(world)]
+        out = torch.empty(sum(of), dtype=BF16)
+        dist.all_to_all_single(out, data(rank, call, sum(counts[rank])), of, counts[rank])
+        assert same_bits(out, torch.cat([data(r, call, sum(counts[r])).split(counts[r])[rank] for r in range(world)]))
+        zipped.append(zipccl.stats()["all_to_all"]["zipped_calls"] - before)
+    return zipped
+
+
+@pytest.mark.parametrize("design", ["auto", 1])
+def test_ranks_of_uneven_calls_decide_alike(design):
+    first, *others = ranks.run(decide_uneven, 3, design, timeout=120)
+    assert all(other == first for other in others)
+    assert first[0] == 0 and sum(first) > 0  # raw while nobody knew anything; then zip was tried
+
+
 def explained(rank):
     ranks.init("zipccl", pg_options=zipccl.Options(min_bytes=0))
     for _ in range(3):

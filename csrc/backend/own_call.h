@@ -41,7 +41,7 @@ struct OwnCall {
   // Filled in where the call can be zipped; all ranks know these alike.
   bool zippable = false;
   bool only_zipped = false;  // the inner backend refuses it raw
-  uint64_t bytes = 0;        // of the call, in the sense of policy/model.h
+  CallSize size;             // in the sense of policy/model.h
   FrameOptions frame;
   std::function<Traffic(const Place&, Choice)> zip;
 

@@ -3,7 +3,7 @@
 // Where arguments do not fit each other the call is not zipped: the inner backend reports it in its own words.
 #include <ATen/core/grad_mode.h>
 
-#include <limits>
+#include <algorithm>
 
 #include "backend/zip_backend.h"
 #include "collectives/all_gather.h"
@@ -18,8 +18,6 @@ using Tensors = std::vector<at::Tensor>;
 
 // Reductions are often of scalars (losses, norms), which stay raw unless the user says otherwise.
 constexpr uint64_t kReduceMinBytes = 64 << 10;
-// With uneven splits no rank knows the size of the others' calls; decisions assume this one.
-constexpr uint64_t kUnevenBytes = 8 << 20;
 // Smallest message of an all-to-all that is worth a frame, where the user did not say.
 constexpr uint64_t kPairMinBytes = 16 << 10;
 
@@ -160,7 +158,7 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
     items.push_back({inputs[i], outputs[i]});
   }
   // With uneven shards, the mean: what all ranks know alike.
-  call.bytes = gathered / size_;
+  call.size.bytes = gathered / size_;
   call.received = fits ? gathered - total_bytes(inputs) : total_bytes(inputs) * (size_ - 1);
   // gloo's future of one gathered tensor holds its shards, NCCL's the tensor.
   if (fits && type == c10d::OpType::_ALLGATHER_BASE && inputs[0].is_cpu()) call.outputs = outputs[0];
@@ -214,8 +212,10 @@ OwnCall ZipBackend::all_to_all_call(c10d::OpType type, Tensors inputs, Tensors o
   const uint64_t threshold = options_.threshold(mode);
   bool fits = inputs.size() == world && outputs.size() == world && alike(inputs, inputs[0]) &&
               alike(outputs, inputs[0]) && inputs[rank_].numel() == outputs[rank_].numel();
-  call.bytes = even ? total_bytes(inputs) : kUnevenBytes;
-  call.zippable = fits && frame_for(inputs[0], &call.frame) && (!even || (call.bytes > 0 && call.bytes >= threshold));
+  // With splits no rank knows how much the others send: the switcher has them agree on that.
+  call.size = {std::max(total_bytes(inputs), total_bytes(outputs)), even};
+  call.zippable =
+      fits && frame_for(inputs[0], &call.frame) && (!even || (call.size.bytes > 0 && call.size.bytes >= threshold));
   if (fits && inputs[0].is_cpu() && (type == c10d::OpType::ALLTOALL || !gloo_moves(inputs[0].scalar_type()))) {
     call.raw_here = [inputs, outputs](const Place& place) { all_to_all_raw(place, inputs, outputs); };
   }
@@ -265,8 +265,8 @@ OwnCall ZipBackend::reduce_call(Op op, c10d::OpType type, Tensors inputs, Tensor
                                 const c10d::ReduceOp& reduce_op, Patience patience, RawCall raw, PairOptions* pair,
                                 ReduceOptions* reduce) const {
   OwnCall call = make_call(op, type, inputs, std::move(outputs), patience, std::move(raw));
-  call.bytes = total_bytes(inputs);
-  call.received = call.bytes / size_ * (size_ - 1) * (op == Op::all_reduce ? 2 : 1);
+  call.size.bytes = total_bytes(inputs);
+  call.received = call.size.bytes / size_ * (size_ - 1) * (op == Op::all_reduce ? 2 : 1);
   if (inputs.empty() || !alike(inputs, inputs[0]) || !sum_options(reduce_op, reduce)) return call;
   if (inputs[0].scalar_type() == at::kFloat) reduce->wire_dtype = options_.wire_dtype;  // never to a wider or other one
   call.only_zipped = inputs[0].is_cpu() && reduce_op == c10d::ReduceOp::PREMUL_SUM;     // gloo has none
@@ -276,9 +276,10 @@ OwnCall ZipBackend::reduce_call(Op op, c10d::OpType type, Tensors inputs, Tensor
   call.frame.checksum = options_.checksum;
   pair->frame = call.frame;
   pair->design = Design::one;  // sizes are equal, so are the ranks' times: nothing to gain from sending parts early
-  call.zippable = call.bytes > 0 && call.bytes >= options_.min_bytes.value_or(options_.of(op) == Mode::zip
-                                                                                  ? kReduceMinBytes
-                                                                                  : BackendOptions::kAutoMinBytes);
+  call.zippable =
+      call.size.bytes > 0 &&
+      call.size.bytes >=
+          options_.min_bytes.value_or(options_.of(op) == Mode::zip ? kReduceMinBytes : BackendOptions::kAutoMinBytes);
   return call;
 }
 
@@ -358,11 +359,11 @@ WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
   const int root = static_cast<int>(opts.rootRank);
   OwnCall call = make_call(Op::broadcast, c10d::OpType::BROADCAST, tensors, tensors, patience(opts),
                            [tensors, opts](c10d::Backend& b) mutable { return b.broadcast(tensors, opts); });
-  call.bytes = total_bytes(tensors);
-  call.received = rank_ == root ? 0 : call.bytes;
+  call.size.bytes = total_bytes(tensors);
+  call.received = rank_ == root ? 0 : call.size.bytes;
   call.zippable = tensors.size() == 1 && opts.rootTensor == 0 && root >= 0 && root < size_ &&
-                  frame_for(tensors[0], &call.frame) && call.bytes > 0 &&
-                  call.bytes >= options_.threshold(options_.of(Op::broadcast));
+                  frame_for(tensors[0], &call.frame) && call.size.bytes > 0 &&
+                  call.size.bytes >= options_.threshold(options_.of(Op::broadcast));
   if (odd(tensors, {}) || (may_zip(call) && tensors[0].is_cpu() && !contiguous(tensors))) {
     call.raw_here = [tensors, opts](const Place& place) {
       densely({}, tensors, [&](Tensors&, Tensors& out) { return place.messages.inner().broadcast(out, opts); });
@@ -380,10 +381,10 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
   OwnCall call =
       make_call(Op::scatter, c10d::OpType::SCATTER, parts, outputs, patience(opts),
                 [outputs, inputs, opts](c10d::Backend& b) mutable { return b.scatter(outputs, inputs, opts); });
-  call.bytes = total_bytes(outputs);
-  call.received = rank_ == root ? 0 : call.bytes;
+  call.size.bytes = total_bytes(outputs);
+  call.received = rank_ == root ? 0 : call.size.bytes;
   call.zippable = outputs.size() == 1 && root >= 0 && root < size_ && frame_for(outputs[0], &call.frame) &&
-                  call.bytes > 0 && call.bytes >= options_.threshold(options_.of(Op::scatter));
+                  call.size.bytes > 0 && call.size.bytes >= options_.threshold(options_.of(Op::scatter));
   if (rank_ == root)  // wrong arguments of the root are its own to report; the others then wait as for the inner one
     call.zippable = call.zippable && inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(size_) &&
                     alike(inputs[0], outputs[0]) && same_counts(inputs[0], outputs[0].numel());
@@ -408,10 +409,10 @@ WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const
   OwnCall call =
       make_call(Op::gather, c10d::OpType::GATHER, inputs, parts, patience(opts),
                 [outputs, inputs, opts](c10d::Backend& b) mutable { return b.gather(outputs, inputs, opts); });
-  call.bytes = total_bytes(inputs);
-  call.received = rank_ == root ? call.bytes * (size_ - 1) : 0;
+  call.size.bytes = total_bytes(inputs);
+  call.received = rank_ == root ? call.size.bytes * (size_ - 1) : 0;
   call.zippable = inputs.size() == 1 && root >= 0 && root < size_ && frame_for(inputs[0], &call.frame) &&
-                  call.bytes > 0 && call.bytes >= options_.threshold(options_.of(Op::gather));
+                  call.size.bytes > 0 && call.size.bytes >= options_.threshold(options_.of(Op::gather));
   if (rank_ == root)
     call.zippable = call.zippable && outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_) &&
                     alike(outputs[0], inputs[0]) && same_counts(outputs[0], inputs[0].numel());

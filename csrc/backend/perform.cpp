@@ -30,13 +30,15 @@ Decision explain_at(const Place& place, Op op, uint64_t bytes, const FrameOption
   return d;
 }
 
-Decision decide(const Place& place, Op op, uint64_t bytes, const FrameOptions& frame, const BackendOptions& options,
+Decision decide(const Place& place, Op op, CallSize size, const FrameOptions& frame, const BackendOptions& options,
                 Switcher* switcher) {
   const Switcher::Choices allowed = choices(op, options);
-  if (options.of(op) == Mode::automatic && !switcher->measured()) measure(place, frame, switcher);
-  Decision d = switcher->decide(op, place.world(), bytes, allowed);
+  const uint64_t least = options.threshold(options.of(op));
+  if (switcher->wants_measurements(op, size, allowed, least)) measure(place, frame, switcher);
+  Decision d = switcher->decide(op, place.world(), size, allowed, least);
   if (options.log_decisions && place.rank() == 0)
-    std::fprintf(stderr, "zipccl: %s of %llu bytes: %s (%s)\n", op_name(op), static_cast<unsigned long long>(bytes),
+    std::fprintf(stderr, "zipccl: %s of %llu bytes: %s (%s)\n", op_name(op),
+                 static_cast<unsigned long long>(size.bytes),
                  d.choice == Choice::raw       ? "raw"
                  : d.choice == Choice::zip_two ? "zip, design 2"
                                                : "zip",
@@ -44,15 +46,11 @@ Decision decide(const Place& place, Op op, uint64_t bytes, const FrameOptions& f
   return d;
 }
 
-void agree(const Place& place, Op op, uint64_t bytes, Switcher* switcher) {
-  if (!switcher->wants_agreement(op, bytes)) return;
-  Switcher::Seen s = switcher->seen(op, bytes);
-  at::Tensor host = at::tensor({s.seconds[0], s.seconds[1], s.seconds[2], s.ratio}, at::kDouble);
-  at::Tensor shared = place.engine.empty(host.numel(), at::kDouble).copy_(host);
-  place.messages.all_reduce_max(shared);
-  host.copy_(shared);
-  const double* v = host.const_data_ptr<double>();
-  switcher->agree(op, bytes, {{v[0], v[1], v[2]}, v[3]});
+void agree(const Place& place, Op op, CallSize size, Switcher* switcher) {
+  if (!switcher->wants_agreement(op, size)) return;
+  if (!size.shared) switcher->agree_sizes(op, largest(place, switcher->own_sizes(op)));
+  const std::vector<double> seen = switcher->seen(op, size);
+  switcher->agree(op, size, seen.empty() ? seen : largest(place, seen));
 }
 
 }  // namespace zipccl

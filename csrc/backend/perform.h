@@ -11,7 +11,7 @@ namespace zipccl {
 Switcher::Choices choices(Op op, const BackendOptions& options);
 
 // Measures link and codec first where raw is a choice and nothing was measured yet.
-Decision decide(const Place& place, Op op, uint64_t bytes, const FrameOptions& frame, const BackendOptions& options,
+Decision decide(const Place& place, Op op, CallSize size, const FrameOptions& frame, const BackendOptions& options,
                 Switcher* switcher);
 
 // The same without counting a call, for people.
@@ -21,7 +21,7 @@ Decision explain_at(const Place& place, Op op, uint64_t bytes, const FrameOption
 // True where times decide, so that calls must be timed.
 bool is_timed(Op op, const BackendOptions& options);
 
-// Every Switcher::kAgreeEvery calls of a class: a small all-reduce.
-void agree(const Place& place, Op op, uint64_t bytes, Switcher* switcher);
+// Every so many calls (policy/switcher.h): a small all-reduce, or two.
+void agree(const Place& place, Op op, CallSize size, Switcher* switcher);
 
 }  // namespace zipccl

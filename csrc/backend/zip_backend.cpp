@@ -60,8 +60,8 @@ std::vector<BackendPtr> ZipBackend::all_inner() const {
 
 std::string ZipBackend::describe(const OwnCall& call) const {
   return std::string("zipccl ") + op_name(call.op) + " (rank " + std::to_string(rank_) + " of " +
-         std::to_string(size_) + ", group " + (pg_uid_.empty() ? "?" : pg_uid_) + ", " + std::to_string(call.bytes) +
-         " bytes)";
+         std::to_string(size_) + ", group " + (pg_uid_.empty() ? "?" : pg_uid_) + ", " +
+         std::to_string(call.size.bytes) + " bytes)";
 }
 
 // Only things every rank knows alike may be looked at here and where call.zippable is set: options, dtypes, counts, the
@@ -105,7 +105,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
     try {
       const Messages messages(carrier, call.patience.timeout, state->scratch);
       const Place place{*state->engine, messages, what};
-      const Decision d = may_zip ? decide(place, call.op, call.bytes, call.frame, options, &state->switcher)
+      const Decision d = may_zip ? decide(place, call.op, call.size, call.frame, options, &state->switcher)
                                  : Decision{Choice::raw, "", 0, 0};
       Traffic traffic;
       Stopwatch watch;
@@ -120,15 +120,16 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
         state->stats.add_raw(op_name(call.op), call.received);
       }
       if (may_zip && is_timed(call.op, options)) {
-        state->switcher.record(call.op, call.bytes, d.choice, watch.lap(), traffic.raw_bytes, traffic.wire_bytes);
-        agree(place, call.op, call.bytes, &state->switcher);
+        state->switcher.record(call.op, call.size, d.number, d.choice, watch.lap(), traffic.raw_bytes,
+                               traffic.wire_bytes);
+        agree(place, call.op, call.size, &state->switcher);
       }
     } catch (const FrameError&) {
       // Found by this rank alone, when all messages of the call had been exchanged: the peers go on, so it must too.
       // Not in an all-reduce, whose second half the peers have begun.
       if (may_zip && is_timed(call.op, options) && call.op != Op::all_reduce) {
         try {
-          agree({*state->engine, Messages(carrier, call.patience.timeout, state->scratch), what}, call.op, call.bytes,
+          agree({*state->engine, Messages(carrier, call.patience.timeout, state->scratch), what}, call.op, call.size,
                 &state->switcher);
         } catch (const std::exception&) {  // the frame is what this call failed of
         }

@@ -68,9 +68,11 @@ struct ZipBackend::CudaState {
 
   // Times calls on the stream that does them. Their seconds are known later, so each is told to the switcher when the
   // stream has passed it.
-  void start(const c10::cuda::CUDAStream& on, Op op, uint64_t bytes, Choice choice) {
+  void start(const c10::cuda::CUDAStream& on, const OwnCall& call, const Decision& d) {
+    if (!timed.empty() && !timed.back().end.isCreated()) timed.pop_back();  // that call threw
     tell();
-    timed.push_back({op, bytes, choice, at::cuda::CUDAEvent(cudaEventDefault), at::cuda::CUDAEvent(cudaEventDefault)});
+    timed.push_back({call.op, call.size, d.number, d.choice, at::cuda::CUDAEvent(cudaEventDefault),
+                     at::cuda::CUDAEvent(cudaEventDefault)});
     timed.back().begin.record(on);
   }
   void stop(const c10::cuda::CUDAStream& on, const Traffic& traffic) {
@@ -78,11 +80,17 @@ struct ZipBackend::CudaState {
     timed.back().end.record(on);
     tell();
   }
+  // Before an agreement, which waits for the streams anyway.
+  void tell_all() {
+    for (const Timed& t : timed) t.end.synchronize();
+    tell();
+  }
 
  private:
   struct Timed {
     Op op;
-    uint64_t bytes;
+    CallSize size;
+    uint64_t number;
     Choice choice;
     at::cuda::CUDAEvent begin, end;
     Traffic traffic{};
@@ -90,7 +98,7 @@ struct ZipBackend::CudaState {
   void tell() {
     while (!timed.empty() && timed.front().end.isCreated() && timed.front().end.query()) {
       const Timed& t = timed.front();
-      switcher.record(t.op, t.bytes, t.choice, t.begin.elapsed_time(t.end) * 1e-3, t.traffic.raw_bytes,
+      switcher.record(t.op, t.size, t.number, t.choice, t.begin.elapsed_time(t.end) * 1e-3, t.traffic.raw_bytes,
                       t.traffic.wire_bytes);
       timed.pop_front();
     }
@@ -128,15 +136,16 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   HostOfCuda host(*this, call.patience.timeout);
   prepare(state, &place, host);
   const bool timed = is_timed(call.op, options_);
-  const bool measures = options_.of(call.op) == Mode::automatic && !state.switcher.measured();
-  auto decide_here = [&] { return decide(place, call.op, call.bytes, call.frame, options_, &state.switcher); };
+  const bool measures = state.switcher.wants_measurements(call.op, call.size, choices(call.op, options_),
+                                                          options_.threshold(options_.of(call.op)));
+  auto decide_here = [&] { return decide(place, call.op, call.size, call.frame, options_, &state.switcher); };
   const Decision d = measures ? state.on_stream(decide_here) : decide_here();
 
   WorkPtr work;
   Traffic traffic;
   if (zips(d.choice) || (d.trial && call.patience.async)) {
     auto guard = state.enter();
-    if (timed) state.start(state.stream, call.op, call.bytes, d.choice);
+    if (timed) state.start(state.stream, call, d);
     if (zips(d.choice)) {
       traffic = call.zip(place, d.choice);
     } else if (WorkPtr raw = call.raw(*cuda_)) {  // where its time can be taken
@@ -150,7 +159,7 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   } else {
     // As if zipccl were not there: NCCL does a call that is waited for on the caller's stream.
     const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
-    if (timed && !call.patience.async) state.start(stream, call.op, call.bytes, d.choice);
+    if (timed && !call.patience.async) state.start(stream, call, d);
     work = forward(device, call.raw);
     if (timed && !call.patience.async) state.stop(stream, traffic);
   }
@@ -158,8 +167,10 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
     state_->stats.add_zipped(op_name(call.op), traffic);
   else
     state_->stats.add_raw(op_name(call.op), call.received);
-  if (timed && state.switcher.wants_agreement(call.op, call.bytes))
-    state.on_stream([&] { return agree(place, call.op, call.bytes, &state.switcher), 0; });
+  if (timed && state.switcher.wants_agreement(call.op, call.size)) {
+    state.tell_all();
+    state.on_stream([&] { return agree(place, call.op, call.size, &state.switcher), 0; });
+  }
   return work;
 }
 

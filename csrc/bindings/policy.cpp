@@ -38,6 +38,7 @@ void bind_policy(py::module_& m) {
       .def_readonly("reason", &Decision::reason)
       .def_readonly("raw_seconds", &Decision::raw_seconds)
       .def_readonly("zip_seconds", &Decision::zip_seconds)
+      .def_readonly("trial", &Decision::trial)
       .def("__repr__", [](const Decision& d) {
         return std::string("Decision(") + (zips(d.choice) ? "zip" : "raw") + ": " + d.reason + ")";
       });
@@ -52,10 +53,12 @@ void bind_policy(py::module_& m) {
           py::arg("alpha"), py::arg("bytes_per_s"), py::arg("fixed"), py::arg("encode"), py::arg("decode"))
       .def(
           "decide",
-          [](Switcher& s, const std::string& op, int world, uint64_t bytes, const std::vector<std::string>& allowed) {
-            return s.decide(parse_op(op), world, bytes, parse_choices(allowed));
+          [](Switcher& s, const std::string& op, int world, uint64_t bytes, const std::vector<std::string>& allowed,
+             bool shared, uint64_t least) {
+            return s.decide(parse_op(op), world, {bytes, shared}, parse_choices(allowed), least);
           },
-          py::arg("op"), py::arg("world"), py::arg("bytes"), py::arg("allowed"))
+          py::arg("op"), py::arg("world"), py::arg("bytes"), py::arg("allowed"), py::arg("shared") = true,
+          py::arg("least") = 0)
       .def(
           "explain",
           [](const Switcher& s, const std::string& op, int world, uint64_t bytes,
@@ -65,29 +68,46 @@ void bind_policy(py::module_& m) {
           py::arg("op"), py::arg("world"), py::arg("bytes"), py::arg("allowed"))
       .def(
           "record",
-          [](Switcher& s, const std::string& op, uint64_t bytes, const std::string& choice, double seconds,
-             uint64_t raw_bytes, uint64_t wire_bytes) {
-            s.record(parse_op(op), bytes, parse_choice(choice), seconds, raw_bytes, wire_bytes);
+          [](Switcher& s, const std::string& op, uint64_t bytes, const Decision& d, double seconds, uint64_t raw_bytes,
+             uint64_t wire_bytes, bool shared) {
+            s.record(parse_op(op), {bytes, shared}, d.number, d.choice, seconds, raw_bytes, wire_bytes);
           },
-          py::arg("op"), py::arg("bytes"), py::arg("choice"), py::arg("seconds"), py::arg("raw_bytes"),
-          py::arg("wire_bytes"))
-      .def("wants_agreement", [](const Switcher& s, const std::string& op,
-                                 uint64_t bytes) { return s.wants_agreement(parse_op(op), bytes); })
-      .def("seen",
-           [](const Switcher& s, const std::string& op, uint64_t bytes) {
-             const Switcher::Seen seen = s.seen(parse_op(op), bytes);
-             return py::make_tuple(seen.seconds, seen.ratio);
-           })
-      .def("agree",
-           [](Switcher& s, const std::string& op, uint64_t bytes, const std::array<double, kChoiceCount>& seconds,
-              double ratio) {
-             s.agree(parse_op(op), bytes, {seconds, ratio});
-           })
+          py::arg("op"), py::arg("bytes"), py::arg("decision"), py::arg("seconds"), py::arg("raw_bytes"),
+          py::arg("wire_bytes"), py::arg("shared") = true)
+      .def(
+          "wants_measurements",
+          [](const Switcher& s, const std::string& op, uint64_t bytes, const std::vector<std::string>& allowed,
+             bool shared, uint64_t least) {
+            return s.wants_measurements(parse_op(op), {bytes, shared}, parse_choices(allowed), least);
+          },
+          py::arg("op"), py::arg("bytes"), py::arg("allowed"), py::arg("shared") = true, py::arg("least") = 0)
+      .def(
+          "wants_agreement",
+          [](const Switcher& s, const std::string& op, uint64_t bytes, bool shared) {
+            return s.wants_agreement(parse_op(op), {bytes, shared});
+          },
+          py::arg("op"), py::arg("bytes"), py::arg("shared") = true)
+      .def("own_sizes", [](const Switcher& s, const std::string& op) { return s.own_sizes(parse_op(op)); })
+      .def("agree_sizes", [](Switcher& s, const std::string& op,
+                             const std::vector<double>& largest) { s.agree_sizes(parse_op(op), largest); })
+      .def(
+          "seen",
+          [](const Switcher& s, const std::string& op, uint64_t bytes, bool shared) {
+            return s.seen(parse_op(op), {bytes, shared});
+          },
+          py::arg("op"), py::arg("bytes"), py::arg("shared") = true)
+      .def(
+          "agree",
+          [](Switcher& s, const std::string& op, uint64_t bytes, const std::vector<double>& largest, bool shared) {
+            s.agree(parse_op(op), {bytes, shared}, largest);
+          },
+          py::arg("op"), py::arg("bytes"), py::arg("largest"), py::arg("shared") = true)
       .def_property_readonly("measured", &Switcher::measured)
       .def("ratio", [](const Switcher& s, const std::string& op) { return s.ratio(parse_op(op)); });
 
   m.attr("trial_calls") = Switcher::kTrial;
   m.attr("agree_every") = Switcher::kAgreeEvery;
+  m.attr("agree_rarely") = Switcher::kAgreeRarely;
   m.attr("explore_every") = Switcher::kExploreEvery;
   m.def(
       "break_even",

@@ -53,16 +53,6 @@ double words_seconds(const Place& place) {
   return median(seconds(place.engine, [&] { all_gather_words(place, own); }));
 }
 
-// The slowest rank's, so that ranks agree.
-std::vector<double> largest(const Place& place, const std::vector<double>& values) {
-  at::Tensor host = at::tensor(values, at::kDouble);
-  at::Tensor shared = place.engine.empty(host.numel(), at::kDouble).copy_(host);
-  place.messages.all_reduce_max(shared);
-  host.copy_(shared);
-  const double* v = host.const_data_ptr<double>();
-  return {v, v + host.numel()};
-}
-
 CodecModel codec_rates(Engine& engine, const FrameOptions& options) {
   CodecModel model;
   const double nothing = fastest(engine, [] {});
@@ -89,6 +79,16 @@ CodecModel codec_rates(Engine& engine, const FrameOptions& options) {
   return model;
 }
 }  // namespace
+
+std::vector<double> largest(const Place& place, const std::vector<double>& values) {
+  at::NoGradGuard no_grad;
+  at::Tensor host = at::tensor(values, at::kDouble);
+  at::Tensor shared = place.engine.empty(host.numel(), at::kDouble).copy_(host);
+  place.messages.all_reduce_max(shared);
+  host.copy_(shared);
+  const double* v = host.const_data_ptr<double>();
+  return {v, v + host.numel()};
+}
 
 void measure(const Place& place, const FrameOptions& options, Switcher* switcher) {
   at::NoGradGuard no_grad;

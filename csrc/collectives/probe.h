@@ -1,6 +1,8 @@
 // Measures a group's link and the codec once, with the group's own calls, and agrees on the result.
 #pragma once
 
+#include <vector>
+
 #include "collectives/place.h"
 #include "policy/switcher.h"
 
@@ -8,6 +10,9 @@ namespace zipccl {
 
 // Collective calls: every rank of the group must make them at the same place. After them all ranks hold the same
 // numbers, the slowest rank's.
+
+// Elementwise maximum over ranks, on the host: alike to the last bit.
+std::vector<double> largest(const Place& place, const std::vector<double>& values);
 
 // Link, sizes and codec. Moves 4 MiB per rank a few times, more on fast links.
 void measure(const Place& place, const FrameOptions& options, Switcher* switcher);

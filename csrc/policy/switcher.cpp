@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 namespace zipccl {
 
@@ -29,43 +30,96 @@ void Switcher::set_measurements(const LinkModel& link, const CodecModel& codec) 
   measured_ = true;
 }
 
-Switcher::Key Switcher::key(Op op, uint64_t bytes) {
-  int size_class = 0;
-  for (; bytes > 1; bytes >>= 1) ++size_class;
-  return {op, size_class};
-}
-
-const Switcher::Class* Switcher::find(Op op, uint64_t bytes) const {
-  auto it = classes_.find(key(op, bytes));
-  return it == classes_.end() ? nullptr : &it->second;
-}
-
 double Switcher::ratio(Op op) const {
   auto it = ratio_.find(op);
   return it == ratio_.end() ? prior_ratio_ : it->second;
 }
 
-std::array<double, kChoiceCount> Switcher::expected(Op op, int world, uint64_t bytes, const Class* c) const {
-  std::array<double, kChoiceCount> t{};
-  if (measured_) {
-    const Shape s = shape_of(op, world, static_cast<double>(bytes));
-    t = {raw_seconds(link_, s), zip_seconds(link_, codec_, s, ratio(op)), zip_seconds(link_, codec_, s, ratio(op))};
+// ---- flows and size classes ----
+
+int Switcher::size_class(uint64_t bytes) {
+  int n = 0;
+  for (; bytes > 1; bytes >>= 1) ++n;
+  return n;
+}
+
+Switcher::Key Switcher::flow_key(Op op, CallSize size) {
+  return {op, size.shared, size.shared ? size_class(size.bytes) : kAnyClass};
+}
+
+const Switcher::Flow* Switcher::find_flow(Op op, CallSize size) const {
+  auto it = flows_.find(flow_key(op, size));
+  return it == flows_.end() ? nullptr : &it->second;
+}
+
+const Switcher::Timing* Switcher::find_timing(Op op, bool shared, int size_class) const {
+  auto it = timings_.find({op, shared, size_class});
+  return it == timings_.end() ? nullptr : &it->second;
+}
+
+Switcher::Mix Switcher::mix_of(const Flow* flow, CallSize size) {
+  if (size.shared) return {{size_class(size.bytes), static_cast<double>(size.bytes), 1}};
+  return flow ? flow->mix : Mix{};
+}
+
+bool Switcher::all_below(const Mix& mix, uint64_t least) {
+  for (const Part& part : mix)
+    if (part.bytes >= static_cast<double>(least) * part.calls) return false;
+  return true;
+}
+
+void Switcher::Timing::add(Choice choice, double seconds, uint64_t raw_bytes, uint64_t wire_bytes) {
+  double& best = fastest[static_cast<int>(choice)];
+  if (seconds > 0 && (best <= 0 || seconds < best)) best = seconds;
+  if (raw_bytes > 0) {
+    ratio.sum += std::min(static_cast<double>(wire_bytes) / static_cast<double>(raw_bytes), 1.5);
+    ++ratio.n;
   }
-  if (!c) return t;
-  // What slows one choice against the model (slow peers, other traffic) slows the others too.
-  double off = 0;
-  for (int i = 0; i < kChoiceCount; ++i)
-    if (c->agreed[i] > 0 && t[i] > 0) off = off > 0 ? std::min(off, c->agreed[i] / t[i]) : c->agreed[i] / t[i];
-  for (int i = 0; i < kChoiceCount; ++i) t[i] = c->agreed[i] > 0 ? c->agreed[i] : off > 0 ? t[i] * off : t[i];
-  return t;
+}
+
+// ---- decisions ----
+
+std::array<double, kChoiceCount> Switcher::expected(Op op, int world, bool shared, const Mix& mix) const {
+  std::array<double, kChoiceCount> mean{};
+  int calls = 0;
+  for (const Part& part : mix) {
+    std::array<double, kChoiceCount> t{};
+    if (measured_) {
+      const Shape s = shape_of(op, world, part.bytes / part.calls);
+      t = {raw_seconds(link_, s), zip_seconds(link_, codec_, s, ratio(op)), zip_seconds(link_, codec_, s, ratio(op))};
+    }
+    if (const Timing* seen = find_timing(op, shared, part.size_class)) {
+      const auto& agreed = seen->agreed;
+      // What slows one choice against the model (slow peers, other traffic) slows the others too.
+      double off = 0;
+      for (int i = 0; i < kChoiceCount; ++i)
+        if (agreed[i] > 0 && t[i] > 0) off = off > 0 ? std::min(off, agreed[i] / t[i]) : agreed[i] / t[i];
+      for (int i = 0; i < kChoiceCount; ++i) t[i] = agreed[i] > 0 ? agreed[i] : off > 0 ? t[i] * off : t[i];
+    }
+    for (int i = 0; i < kChoiceCount; ++i) mean[i] += part.calls * t[i];
+    calls += part.calls;
+  }
+  for (double& t : mean) t /= std::max(calls, 1);
+  return mean;
+}
+
+Switcher::Choices Switcher::promising(const std::array<double, kChoiceCount>& t, const Choices& allowed,
+                                      double hopeless) {
+  double best = 0;
+  for (int k = 0; k < kChoiceCount; ++k)
+    if (allowed[k]) best = best > 0 ? std::min(best, t[k]) : t[k];
+  Choices chosen{};
+  for (int k = 0; k < kChoiceCount; ++k) chosen[k] = allowed[k] && t[k] <= best * hopeless;
+  return chosen;
 }
 
 // Design 2 comes first: with equal expectations it is the better one, since most bytes move before anybody waits.
-Decision Switcher::settle(Op op, int world, uint64_t bytes, const Choices& allowed, const Class& c) const {
-  const auto t = expected(op, world, bytes, &c);
+Decision Switcher::settle(Op op, int world, bool shared, const Mix& mix, const Choices& allowed,
+                          const Flow& flow) const {
+  const auto t = expected(op, world, shared, mix);
   auto cost = [&](Choice k) {
     double margin = zips(k) ? kMargin : 1.0;
-    if (c.decided && k == c.current) margin /= kHysteresis;
+    if (flow.decided && k == flow.current) margin /= kHysteresis;
     return t[static_cast<int>(k)] * margin;
   };
   Decision d{Choice::raw, "", t[0], 0};
@@ -81,46 +135,75 @@ Decision Switcher::settle(Op op, int world, uint64_t bytes, const Choices& allow
     d.reason = "raw is not allowed";
     return d;
   }
+  auto timed = [&](Choice k) {
+    for (const Part& part : mix) {
+      const Timing* seen = find_timing(op, shared, part.size_class);
+      if (seen && seen->agreed[static_cast<int>(k)] > 0) return " (timed)";
+    }
+    return "";
+  };
+  double bytes = 0;
+  for (const Part& part : mix) bytes += part.bytes;
   char text[320];
-  const Shape s = shape_of(op, world, static_cast<double>(bytes));
+  const Shape s = shape_of(op, world, bytes);
   std::snprintf(text, sizeof text,
-                "raw %.3f ms%s, zip %.3f ms%s expected; link measured at %.3f GB/s, %.3f of the bytes travel, zip pays "
-                "below %.3f GB/s",
-                d.raw_seconds * 1e3, c.agreed[0] > 0 ? " (timed)" : "", d.zip_seconds * 1e3,
-                c.agreed[static_cast<int>(zip)] > 0 ? " (timed)" : "", link_.bytes_per_s / 1e9, ratio(op),
-                break_even(codec_, s, ratio(op)) / 1e9);
+                "%sraw %.3f ms%s, zip %.3f ms%s expected; link measured at %.3f GB/s, %.3f of the bytes travel, zip "
+                "pays below %.3f GB/s",
+                shared ? "" : "as for the calls before: ", d.raw_seconds * 1e3, timed(Choice::raw), d.zip_seconds * 1e3,
+                timed(zip), link_.bytes_per_s / 1e9, ratio(op), break_even(codec_, s, ratio(op)) / 1e9);
   d.reason = text;
   return d;
 }
 
 Decision Switcher::explain(Op op, int world, uint64_t bytes, const Choices& allowed) const {
-  const Class* c = find(op, bytes);
-  return settle(op, world, bytes, allowed, c ? *c : Class{});
+  const CallSize size{bytes};
+  const Flow* flow = find_flow(op, size);
+  return settle(op, world, true, mix_of(flow, size), allowed, flow ? *flow : Flow{});
 }
 
-Switcher::Choices Switcher::promising(Op op, int world, uint64_t bytes, const Choices& allowed, const Class& c) const {
-  const auto t = expected(op, world, bytes, &c);
-  double best = 0;
-  for (int k = 0; k < kChoiceCount; ++k)
-    if (allowed[k]) best = best > 0 ? std::min(best, t[k]) : t[k];
-  Choices chosen{};
-  const double limit = best * (c.calls <= kTrial ? kHopelessInTrial : kHopeless);
-  for (int k = 0; k < kChoiceCount; ++k) chosen[k] = allowed[k] && t[k] <= limit;
-  return chosen;
+bool Switcher::wants_measurements(Op op, CallSize size, const Choices& allowed, uint64_t least) const {
+  return !measured_ && allowed[0] && !all_below(mix_of(find_flow(op, size), size), size.shared ? 0 : least);
 }
 
-Decision Switcher::decide(Op op, int world, uint64_t bytes, const Choices& allowed) {
-  Class& c = classes_[key(op, bytes)];
-  Decision d = settle(op, world, bytes, allowed, c);
-  c.current = d.choice;
-  c.decided = true;
-  const uint64_t call = c.calls++;
-  const bool trial = call < kTrial, exploring = c.calls % kExploreEvery == 0;
+Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowed, uint64_t least) {
+  const Choice first = allowed[0] ? Choice::raw : allowed[2] ? Choice::zip_two : Choice::zip_one;
+  if (allowed[0] + allowed[1] + allowed[2] == 1) return {first, "nothing else is allowed"};
+  Flow& flow = flows_[flow_key(op, size)];
+  const Mix mix = mix_of(&flow, size);
+  flow.least = allowed[0] && !size.shared ? least : 0;
+  if (!size.shared) flow.log.push_back({static_cast<double>(size.bytes)});
+  const uint64_t number = flow.calls++;
+  ++flow.since;
+  Decision d{first, ""};
+  d.number = number;
+  if (mix.empty()) {
+    flow.due = true;
+    d.reason = "no rank knows the others' sizes before the first call";
+    return d;
+  }
+  if (all_below(mix, flow.least)) {
+    d.reason = "the calls before were below min_bytes (" + std::to_string(flow.least) + ")";
+    return d;
+  }
+  const auto heaviest =
+      std::max_element(mix.begin(), mix.end(), [](const Part& a, const Part& b) { return a.bytes < b.bytes; });
+  bool& tried = timings_[{op, size.shared, heaviest->size_class}].tried;
+  if (!tried) flow.trial_left = kTrial;
+  tried = true;
+
+  d = settle(op, world, size.shared, mix, allowed, flow);
+  d.number = number;
+  flow.current = d.choice;
+  flow.decided = true;
+  const bool trial = flow.trial_left > 0, exploring = flow.calls % kExploreEvery == 0;
   if (!trial && !exploring) return d;
   d.trial = true;
-  const Choices chosen = promising(op, world, bytes, allowed, c);
-  // In turn, from the choice that looks best: call 0 is that one, and exploring begins with the next.
-  const int turns = static_cast<int>(trial ? call : 1 + c.calls / kExploreEvery % (kChoiceCount - 1));
+  // In turn, from the choice that looks best: the first call is that one, and exploring begins with the next.
+  const int turns =
+      static_cast<int>(trial ? kTrial - flow.trial_left : 1 + flow.calls / kExploreEvery % (kChoiceCount - 1));
+  if (trial && --flow.trial_left == 0) flow.due = true;
+  const Choices chosen =
+      promising(expected(op, world, size.shared, mix), allowed, trial ? kHopelessInTrial : kHopeless);
   int k = static_cast<int>(d.choice);
   for (int turn = 0; turn < turns; ++turn) do
       k = (k + 1) % kChoiceCount;
@@ -131,36 +214,85 @@ Decision Switcher::decide(Op op, int world, uint64_t bytes, const Choices& allow
   return d;
 }
 
-void Switcher::record(Op op, uint64_t bytes, Choice choice, double seconds, uint64_t raw_bytes, uint64_t wire_bytes) {
-  Class& c = classes_[key(op, bytes)];
-  double& fastest = c.fastest[static_cast<int>(choice)];
-  if (seconds > 0 && (fastest <= 0 || seconds < fastest)) fastest = seconds;
-  if (raw_bytes > 0) {
-    c.ratio.sum += std::min(static_cast<double>(wire_bytes) / static_cast<double>(raw_bytes), 1.5);
-    ++c.ratio.n;
+// ---- what was seen, and agreed ----
+
+void Switcher::record(Op op, CallSize size, uint64_t number, Choice choice, double seconds, uint64_t raw_bytes,
+                      uint64_t wire_bytes) {
+  if (size.shared) {
+    timings_[{op, true, size_class(size.bytes)}].add(choice, seconds, raw_bytes, wire_bytes);
+    return;
   }
+  Flow& flow = flows_[flow_key(op, size)];
+  const uint64_t first = flow.calls - flow.log.size();
+  if (number < first || number >= flow.calls) return;  // its size was agreed before its time was known
+  flow.log[number - first] = {flow.log[number - first].bytes, choice, seconds, raw_bytes, wire_bytes};
 }
 
-bool Switcher::wants_agreement(Op op, uint64_t bytes) const {
-  const Class* c = find(op, bytes);
-  return c && (c->calls == kTrial || (c->calls > 0 && c->calls % kAgreeEvery == 0));
+bool Switcher::wants_agreement(Op op, CallSize size) const {
+  const Flow* flow = find_flow(op, size);
+  if (!flow) return false;
+  const bool rarely = !flow->mix.empty() && all_below(flow->mix, flow->least);
+  return flow->due || flow->since >= (rarely ? kAgreeRarely : kAgreeEvery);
 }
 
-Switcher::Seen Switcher::seen(Op op, uint64_t bytes) const {
-  Seen s;
-  const Class* c = find(op, bytes);
-  if (!c) return s;
-  s.seconds = c->fastest;
-  s.ratio = c->ratio.value();
-  return s;
+std::vector<double> Switcher::own_sizes(Op op) const {
+  std::vector<double> sizes;
+  if (const Flow* flow = find_flow(op, {0, false}))
+    for (const Logged& call : flow->log) sizes.push_back(call.bytes);
+  return sizes;
 }
 
-void Switcher::agree(Op op, uint64_t bytes, const Seen& largest) {
-  Class& c = classes_[key(op, bytes)];
-  for (int i = 0; i < kChoiceCount; ++i) c.agreed[i] = blend(c.agreed[i], largest.seconds[i]);
-  if (largest.ratio > 0) ratio_[op] = blend(ratio_.count(op) ? ratio_[op] : 0, largest.ratio);
-  c.fastest = {};
-  c.ratio = {};
+void Switcher::agree_sizes(Op op, const std::vector<double>& largest) {
+  Flow& flow = flows_[flow_key(op, {0, false})];
+  std::map<int, Part> parts;
+  for (size_t i = 0; i < flow.log.size(); ++i) {
+    const Logged& call = flow.log[i];
+    const int c = size_class(static_cast<uint64_t>(largest[i]));
+    timings_[{op, false, c}].add(call.choice, call.seconds, call.raw_bytes, call.wire_bytes);
+    Part& part = parts[c];
+    part.size_class = c;
+    part.bytes += largest[i];
+    ++part.calls;
+  }
+  flow.log.clear();
+  flow.mix.clear();
+  for (const auto& [c, part] : parts) flow.mix.push_back(part);
+}
+
+std::vector<double> Switcher::seen(Op op, CallSize size) const {
+  std::vector<double> values;
+  const Flow* flow = find_flow(op, size);
+  const Mix mix = mix_of(flow, size);
+  if (flow && all_below(mix, flow->least)) return values;
+  for (const Part& part : mix) {
+    const Timing* t = find_timing(op, size.shared, part.size_class);
+    const Timing none;
+    if (!t) t = &none;
+    values.insert(values.end(), t->fastest.begin(), t->fastest.end());
+    values.push_back(t->ratio.value());
+  }
+  return values;
+}
+
+void Switcher::agree(Op op, CallSize size, const std::vector<double>& largest) {
+  Flow& flow = flows_[flow_key(op, size)];
+  flow.since = 0;
+  flow.due = false;
+  if (largest.empty()) return;
+  const double* values = largest.data();
+  double ratios = 0, bytes = 0;
+  for (const Part& part : mix_of(&flow, size)) {
+    Timing& t = timings_[{op, size.shared, part.size_class}];
+    for (int i = 0; i < kChoiceCount; ++i) t.agreed[i] = blend(t.agreed[i], values[i]);
+    t.fastest = {};
+    t.ratio = {};
+    if (values[kChoiceCount] > 0) {
+      ratios += values[kChoiceCount] * part.bytes;
+      bytes += part.bytes;
+    }
+    values += kSeen;
+  }
+  if (bytes > 0) ratio_[op] = blend(ratio_.count(op) ? ratio_[op] : 0, ratios / bytes);
 }
 
 }  // namespace zipccl

@@ -6,16 +6,23 @@
 // A model of link and codec, measured once, tells which choices have a chance in a size class (sizes within a factor of
 // two). Where more than one has, the first kTrial calls take them in turn; real calls say more than a model can. From
 // then on calls are seen: seconds and sizes. Each rank sees its own, so they count only once they are agreed: after the
-// trial and then every kAgreeEvery calls of a class, wants_agreement() asks the caller to all-reduce the values of
-// seen() with MAX and to hand the result to agree(). Choices change only by a clear margin (hysteresis). A choice not
-// taken is tried again once in kExploreEvery calls.
+// trial and then every kAgreeEvery calls, wants_agreement() asks the caller to all-reduce the values of seen() with MAX
+// and to hand the result to agree(). Choices change only by a clear margin (hysteresis). A choice not taken is tried
+// again once in kExploreEvery calls.
+//
+// Sizes that no rank knows whole. In an all-to-all with splits each rank knows its own bytes alone. Then ranks also
+// agree, afterwards, on how large the calls since the last agreement were on the busiest rank (own_sizes(),
+// agree_sizes()). That tells their classes, so what was timed is learned by class as ever; and the next calls are taken
+// to be like those: the choice is the one that would have taken least time over all of them. The first call of all is
+// raw where that is allowed.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <map>
 #include <string>
-#include <utility>
+#include <tuple>
+#include <vector>
 
 #include "policy/model.h"
 
@@ -29,12 +36,19 @@ constexpr int kChoiceCount = 3;
 
 inline bool zips(Choice c) { return c != Choice::raw; }
 
+// Raw bytes of a call in the sense of model.h.
+struct CallSize {
+  uint64_t bytes = 0;
+  bool shared = true;  // false: the bytes of this rank alone; the others know theirs
+};
+
 struct Decision {
   Choice choice;
   std::string reason;      // for people: ZIPCCL_DEBUG=INFO and zipccl.explain()
   double raw_seconds = 0;  // expected; 0 where nothing was estimated
   double zip_seconds = 0;
-  bool trial = false;  // taken to see how it does, rather than as the best
+  bool trial = false;   // taken to see how it does, rather than as the best
+  uint64_t number = 0;  // of the call among those decided like it, for record()
 };
 
 class Switcher {
@@ -48,26 +62,32 @@ class Switcher {
   const CodecModel& codec() const { return codec_; }
   double ratio(Op op) const;
 
-  // One call of its class. `allowed`: the choices to take from; raw among them needs measurements.
+  // `allowed`: the choices to take from; raw among them needs measurements. `least`: where raw is allowed, calls of
+  // fewer bytes take it. Looked at where sizes are not shared; elsewhere callers do not ask about smaller ones.
   using Choices = std::array<bool, kChoiceCount>;
-  Decision decide(Op op, int world, uint64_t bytes, const Choices& allowed);
-  // The same without counting: what decide() would say now.
+  bool wants_measurements(Op op, CallSize size, const Choices& allowed, uint64_t least) const;
+  // One call.
+  Decision decide(Op op, int world, CallSize size, const Choices& allowed, uint64_t least);
+  // Without counting: what decide() would say now of a call of that many bytes, known to all.
   Decision explain(Op op, int world, uint64_t bytes, const Choices& allowed) const;
 
-  // What this rank saw of one call. bytes: as given to decide(). raw_bytes: 0 for a raw call.
-  void record(Op op, uint64_t bytes, Choice choice, double seconds, uint64_t raw_bytes, uint64_t wire_bytes);
+  // What this rank saw of one call. size: as given to decide(), which gave the number. raw_bytes: 0 for a raw call.
+  void record(Op op, CallSize size, uint64_t number, Choice choice, double seconds, uint64_t raw_bytes,
+              uint64_t wire_bytes);
 
-  struct Seen {
-    std::array<double, kChoiceCount> seconds{};  // of the fastest call since the last agreement; 0: none
-    double ratio = 0;                            // mean since then; 0: no zipped call
-  };
-  bool wants_agreement(Op op, uint64_t bytes) const;
-  Seen seen(Op op, uint64_t bytes) const;
-  void agree(Op op, uint64_t bytes, const Seen& largest);
+  bool wants_agreement(Op op, CallSize size) const;
+  // Where sizes are not shared, first: one value per call since the last agreement.
+  std::vector<double> own_sizes(Op op) const;
+  void agree_sizes(Op op, const std::vector<double>& largest);
+  // Then kSeen values for each size class these calls had; none where all are below `least`: they stay raw anyway.
+  std::vector<double> seen(Op op, CallSize size) const;
+  void agree(Op op, CallSize size, const std::vector<double>& largest);
 
   static constexpr int kTrial = 6;
   static constexpr int kAgreeEvery = 32;
+  static constexpr int kAgreeRarely = 64;  // where all calls are below `least`
   static constexpr int kExploreEvery = 64;
+  static constexpr int kSeen = kChoiceCount + 1;  // seconds of the fastest call by choice, mean ratio; 0: none
 
  private:
   struct Mean {
@@ -75,29 +95,65 @@ class Switcher {
     int n = 0;
     double value() const { return n ? sum / n : 0; }
   };
-  struct Class {
-    uint64_t calls = 0;
-    bool decided = false;
-    Choice current = Choice::raw;
+  // What is known of one size class.
+  struct Timing {
     std::array<double, kChoiceCount> fastest{};  // this rank's, since the last agreement; 0: none
     Mean ratio;
     std::array<double, kChoiceCount> agreed{};
+    bool tried = false;
+    void add(Choice choice, double seconds, uint64_t raw_bytes, uint64_t wire_bytes);
   };
-  using Key = std::pair<Op, int>;
-  static Key key(Op op, uint64_t bytes);
-  const Class* find(Op op, uint64_t bytes) const;
-  // Seconds of each choice: agreed where known, else the model's, scaled by how far it was off for the others.
-  std::array<double, kChoiceCount> expected(Op op, int world, uint64_t bytes, const Class* c) const;
+  // Calls of one size class.
+  struct Part {
+    int size_class;
+    double bytes = 0;  // of all of them
+    int calls = 0;
+  };
+  using Mix = std::vector<Part>;  // by size class
+  // This rank's view of a call whose class is not known yet.
+  struct Logged {
+    double bytes = 0;
+    Choice choice = Choice::raw;
+    double seconds = 0;
+    uint64_t raw_bytes = 0, wire_bytes = 0;
+  };
+  // Calls that are decided one after the other: those of one size class, or all of one op where sizes are not shared.
+  struct Flow {
+    uint64_t calls = 0;
+    int trial_left = 0;
+    int since = 0;  // calls since the last agreement
+    bool due = false;
+    bool decided = false;
+    Choice current = Choice::raw;
+    // Where sizes are not shared:
+    uint64_t least = 0;  // of the last decision
+    Mix mix;             // calls between the last two agreements
+    std::vector<Logged> log;
+  };
+  using Key = std::tuple<Op, bool, int>;  // op, sizes are shared, size class
+  static constexpr int kAnyClass = -1;
+  static int size_class(uint64_t bytes);
+  static Key flow_key(Op op, CallSize size);
+  static bool all_below(const Mix& mix, uint64_t least);
+  const Flow* find_flow(Op op, CallSize size) const;
+  const Timing* find_timing(Op op, bool shared, int size_class) const;
+  // The calls to decide for: one of this size, or those last agreed on.
+  static Mix mix_of(const Flow* flow, CallSize size);
+
+  // Mean seconds of each choice over the mix: agreed where known, else the model's, scaled by how far it was off for
+  // the others.
+  std::array<double, kChoiceCount> expected(Op op, int world, bool shared, const Mix& mix) const;
   // Choices that are not expected to be far worse than the best one.
-  Choices promising(Op op, int world, uint64_t bytes, const Choices& allowed, const Class& c) const;
-  Decision settle(Op op, int world, uint64_t bytes, const Choices& allowed, const Class& c) const;
+  static Choices promising(const std::array<double, kChoiceCount>& t, const Choices& allowed, double hopeless);
+  Decision settle(Op op, int world, bool shared, const Mix& mix, const Choices& allowed, const Flow& flow) const;
 
   bool measured_ = false;
   LinkModel link_;
   CodecModel codec_;
   double prior_ratio_;
   std::map<Op, double> ratio_;
-  std::map<Key, Class> classes_;
+  std::map<Key, Flow> flows_;
+  std::map<Key, Timing> timings_;
 };
 
 }  // namespace zipccl
