@@ -78,12 +78,11 @@ TABLE = {
     "registerOnCompletionHook": Row(FORWARDED, "supports onCompletion hook, but got zipccl", ("cuda",)),
     "waitForPendingWorks": Row(FORWARDED, "supports waitForPendingWorks, but got zipccl", ("cuda",)),
     "supportsTensorAlloc": Row(FORWARDED, (), ("cuda",)),
+    "getBackendOptions": Row(OWN, (), ()),
+    "supportsSplitting": Row(OWN, (), ()),
+    "split": Row(OWN, (), ()),  # tests/test_split_group.py
     # ---- refused: torch then takes its general path, which works ----
-    # Splitting needs options and a communicator of NCCL's; new_group makes groups without.
-    "supportsSplitting": Row(REFUSED, (), ()),
-    "split": unsupported("split"),
     "merge": unsupported("merge"),
-    "getBackendOptions": unsupported("getBackendOptions"),
     "supportsShrinking": Row(REFUSED, (), ()),
     "shrink": unsupported("shrink"),
     "supportsTimeEstimation": Row(REFUSED, (), ()),
@@ -214,16 +213,17 @@ def test_refused(name):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_devices_without_an_inner_backend_are_named(device):
     backend = _C.ZipBackend(0, 2, None, None, None, zipccl.Options().native())
-    for name in ("allocateTensor", "eagerConnectSingleDevice"):
-        with pytest.raises(RuntimeError, match=f"no inner backend for {device}"):
-            native().invoke(backend, name, tensors(), torch.device(device))
+    with pytest.raises(RuntimeError, match=f"no inner backend for {device}"):
+        native().invoke(backend, "allocateTensor", tensors(), torch.device(device))
+    # torch asks for the device the default group is bound to, whatever this group serves.
+    native().invoke(backend, "eagerConnectSingleDevice", tensors(), torch.device(device))
     with pytest.raises(RuntimeError, match="no inner backend for cpu"):
         backend.allreduce(tensors()[:1])
 
 
 # ---- own -------------------------------------------------------------------------------------------------------
 
-COLLECTIVES = [name for name in names(OWN) if name != "getBackendName"]
+COLLECTIVES = [name for name in names(OWN) if TABLE[name] == Row(OWN)]
 GATHERS = [name for name in COLLECTIVES if "allgather" in name]
 
 

@@ -156,7 +156,10 @@ void ZipBackend::enableCollectivesTiming() {
   for (const BackendPtr& b : all_inner()) b->enableCollectivesTiming();
 }
 
-void ZipBackend::eagerConnectSingleDevice(at::Device device) { backend_for(device).eagerConnectSingleDevice(device); }
+// torch asks for the device a group is bound to, which need not be one that this group serves.
+void ZipBackend::eagerConnectSingleDevice(at::Device device) {
+  if (device.is_cpu() ? cpu_ : cuda_) backend_for(device).eagerConnectSingleDevice(device);
+}
 
 c10d::ErrorType ZipBackend::getError() { return (cuda_ ? cuda_ : cpu_)->getError(); }
 

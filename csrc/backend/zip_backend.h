@@ -10,11 +10,13 @@
 // Overrides come in the order of Backend.hpp.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "backend/options.h"
@@ -29,6 +31,11 @@
 #endif
 
 namespace zipccl {
+
+// What torch hands round when a group is split: name and timeout of the part. All else the part has from its parent.
+struct GroupOptions : c10d::Backend::Options {
+  explicit GroupOptions(std::chrono::milliseconds timeout) : Options("zipccl", timeout) {}
+};
 
 class ZipBackend : public c10d::Backend {
  public:
@@ -49,6 +56,11 @@ class ZipBackend : public c10d::Backend {
   const BackendOptions& options() const { return options_; }
   void set_options(const BackendOptions& options) { options_ = options; }
   BackendPtr inner(at::DeviceType type) const { return type == at::kCPU ? cpu_ : cuda_; }
+  // Makes the part of a split group that this rank is in, null if none. Called on all ranks of the group that is split.
+  using StorePtr = c10::intrusive_ptr<c10d::Store>;
+  using OptionsPtr = c10::intrusive_ptr<c10d::Backend::Options>;
+  using Splitter = std::function<BackendPtr(ZipBackend&, const StorePtr&, const std::vector<int>&, const OptionsPtr&)>;
+  static void set_splitter(Splitter splitter);
 
   // ---- own (own_collectives.cpp) ----
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) override;
@@ -73,11 +85,13 @@ class ZipBackend : public c10d::Backend {
                    const c10d::AllToAllOptions& opts) override;
 
   // ---- capabilities, coalescing, identity ----
+  bool supportsSplitting() const override;
   bool supportsCoalescing() const override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   const std::string getBackendName() const override { return "zipccl"; }
+  OptionsPtr getBackendOptions() override;
 
   // ---- forwarded collectives ----
   WorkPtr allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) override;
@@ -97,6 +111,7 @@ class ZipBackend : public c10d::Backend {
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
   void enableCollectivesTiming() override;
+  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks, const OptionsPtr& opts) override;
 #ifdef ZIPCCL_TORCH_HAS_SET_GROUP_UID
   void setGroupUid(const std::string& uid) override;
 #endif
@@ -152,6 +167,10 @@ class ZipBackend : public c10d::Backend {
   std::shared_ptr<CpuState> state_;
   std::unique_ptr<Worker> worker_;  // started by the first zipped CPU call
   bool stopped_ = false;
+
+  // The last split: c10d asks for it once per device type, with one store.
+  StorePtr split_store_;
+  c10::weak_intrusive_ptr<c10d::Backend> split_part_{BackendPtr()};
 
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_cpu_;   // works of CPU calls made inside a window

@@ -70,6 +70,27 @@ py::dict stats_dict(const ZipBackend& backend) {
 void bind_backend(py::module_& m) {
   py::module_::import("torch.distributed");  // registers c10d::Backend, our base class
 
+  // As torch.distributed.split_group() copies the options of the group it splits.
+  py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, c10d::Backend::Options>(m, "GroupOptions")
+      .def("__deepcopy__", [](const GroupOptions& o, const py::dict&) { return c10::make_intrusive<GroupOptions>(o); });
+  m.def("set_splitter", [](py::function make) {
+    // Never freed: it may be needed for as long as there is a Python.
+    auto* kept = new py::function(std::move(make));
+    ZipBackend::set_splitter([kept](ZipBackend& parent, const ZipBackend::StorePtr& store,
+                                    const std::vector<int>& ranks, const ZipBackend::OptionsPtr& options) {
+      py::gil_scoped_acquire gil;
+      auto self = c10::intrusive_ptr<ZipBackend>::unsafe_reclaim_from_nonowning(&parent);
+      return (*kept)(self, store, ranks, options).cast<BackendPtr>();
+    });
+  });
+  // What torch has in C++ alone.
+  m.def(
+      "split_inner",
+      [](const BackendPtr& inner, const ZipBackend::StorePtr& store, const std::vector<int>& ranks,
+         const ZipBackend::OptionsPtr& options) { return inner->split(store, ranks, options); },
+      py::arg("inner"), py::arg("store"), py::arg("ranks"), py::arg("options"),
+      py::call_guard<py::gil_scoped_release>());
+
   m.def("drain_workers", &Worker::drain_all, py::arg("patience_s"), py::call_guard<py::gil_scoped_release>());
 
   // Waiting for peers must not hold the GIL: every call that can wait releases it, and so does the destructor.
@@ -77,8 +98,11 @@ void bind_backend(py::module_& m) {
                                                                         py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make_backend), py::arg("rank"), py::arg("size"), py::arg("cpu"), py::arg("cpu_zip"),
            py::arg("cuda"), py::arg("options"))
-      .def("options", &options_dict)
-      .def("set_options", [](ZipBackend& b, const py::dict& options) { b.set_options(parse_options(options)); })
+      .def_property_readonly("options", &ZipBackend::getBackendOptions)
+      // torch calls it on ranks that are not in a new group; those that are make a communicator of their own.
+      .def("perform_nocolor_split", [](const ZipBackend&, at::Device) {})
+      .def("settings", &options_dict)
+      .def("change_settings", [](ZipBackend& b, const py::dict& options) { b.set_options(parse_options(options)); })
       .def("stats", &stats_dict)
       .def("reset_stats", &ZipBackend::reset_stats)
       .def("scratch_bytes", &ZipBackend::scratch_bytes)

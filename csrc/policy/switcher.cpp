@@ -167,7 +167,8 @@ bool Switcher::wants_measurements(Op op, CallSize size, const Choices& allowed, 
 
 Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowed, uint64_t least) {
   const Choice first = allowed[0] ? Choice::raw : allowed[2] ? Choice::zip_two : Choice::zip_one;
-  if (allowed[0] + allowed[1] + allowed[2] == 1) return {first, "nothing else is allowed"};
+  if (allowed[0] + allowed[1] + allowed[2] == 1)
+    return {first, allowed[0] ? "zip is not allowed" : "raw is not allowed"};
   Flow& flow = flows_[flow_key(op, size)];
   const Mix mix = mix_of(&flow, size);
   flow.least = allowed[0] && !size.shared ? least : 0;

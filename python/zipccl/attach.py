@@ -96,16 +96,16 @@ def override(group: dist.ProcessGroup | None = None, **changes: Any) -> Iterator
         for backend in backends:
             if backend.inner("cpu") is not None and not backend.can_zip_cpu() and backend.size() > 1:
                 raise ValueError("this group was made with every collective raw, so it has no way to zip CPU tensors")
-    before = [backend.options() for backend in backends]
+    before = [backend.settings() for backend in backends]
     for backend, old in zip(backends, before, strict=True):
         new = {**old, **{name: wanted[name] for name in changes if name not in COLLECTIVES}}
         new["modes"] = {**old["modes"], **{name: wanted["modes"][name] for name in changes if name in COLLECTIVES}}
-        backend.set_options(new)
+        backend.change_settings(new)
     try:
         yield
     finally:
         for backend, old in zip(backends, before, strict=True):
-            backend.set_options(old)
+            backend.change_settings(old)
 
 
 def _backend_type(device: str) -> Any:
@@ -117,7 +117,7 @@ def _attach(group: dist.ProcessGroup, options: Options, global_ranks: list[int])
     _attached[group] = attached
     attached.times += 1  # also where ranks then find that they disagree, so that they can try again
     check_same_options(attached.facts, options, f"zipccl/options/{attached.times}")
-    attached.backend.set_options(options.native())
+    attached.backend.change_settings(options.native())
     for device in group._device_types:
         if attached.backend.inner(device.type) is not None:
             group._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, attached.backend)
@@ -142,7 +142,7 @@ def _build_under(group: dist.ProcessGroup, options: Options, global_ranks: list[
     facts.timeout = next(iter(inner.values())).options._timeout
     facts.group_id = group.group_name
     facts.global_ranks_in_group = global_ranks
-    return _Attached(facts, build(facts, options, inner.get("cpu"), inner.get("cuda"), zip_cpu=True))
+    return _Attached(facts, build(facts, options.native(), inner.get("cpu"), inner.get("cuda"), zip_cpu=True))
 
 
 def _make_group_attached(group_size: int, group_rank: int, global_ranks: list[int], *args: Any, **kwargs: Any) -> Any:

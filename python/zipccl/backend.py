@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import copy
+import dataclasses
+import datetime
 import os
 import warnings
 from typing import Any
@@ -21,6 +24,7 @@ def register() -> None:
     """Makes ``init_process_group("zipccl")`` known for CPU and CUDA tensors. Touches no GPU; may be called again."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        _C.set_splitter(_split)
         atexit.register(_drain, os.getpid())
 
 
@@ -38,12 +42,18 @@ def _create(group: Any, pg_options: Any) -> _C.ZipBackend:
     cpu = _gloo(group, "gloo") if "cpu" in devices else None
     cuda = _nccl(group, options) if "cuda" in devices and torch.cuda.is_available() else None
     may_zip = any(getattr(options, name) != "raw" for name in COLLECTIVES)
-    return build(group, options, cpu, cuda, zip_cpu=may_zip)
+    return build(group, options.native(), cpu, cuda, zip_cpu=may_zip)
 
 
-def build(group: Any, options: Options, cpu: Any, cuda: Any, zip_cpu: bool) -> _C.ZipBackend:
-    """A ZipBackend over inner backends that are there. ``zip_cpu``: CPU tensors may be zipped, now or later."""
-    if cuda is not None and _C.cuda_version is None and "zip" in options.native()["modes"].values():
+def build(group: Any, settings: dict[str, Any], cpu: Any, cuda: Any, zip_cpu: bool) -> _C.ZipBackend:
+    """A ZipBackend over inner backends that are there.
+
+    Args:
+        group: what torch tells creators of it.
+        settings: ``Options.native()``.
+        zip_cpu: CPU tensors may be zipped, now or later.
+    """
+    if cuda is not None and _C.cuda_version is None and "zip" in settings["modes"].values():
         warnings.warn("zipccl was built without CUDA: CUDA tensors travel raw", stacklevel=3)
     # Zipped CPU collectives run on their own thread; their messages must not mix with those of the caller's thread.
     # One call at a time, so one thread: two would both write down, unlocked, what they have done last.
@@ -51,7 +61,36 @@ def build(group: Any, options: Options, cpu: Any, cuda: Any, zip_cpu: bool) -> _
     for gloo in (cpu, cpu_zip):
         if gloo is not None:
             _make_known(gloo)
-    return _C.ZipBackend(group.group_rank, group.group_size, cpu, cpu_zip, cuda, options.native())
+    return _C.ZipBackend(group.group_rank, group.group_size, cpu, cpu_zip, cuda, settings)
+
+
+@dataclasses.dataclass
+class _Part:
+    """A part of a group that is split, in torch's words for new groups."""
+
+    store: dist.Store
+    group_rank: int
+    group_size: int
+    global_ranks_in_group: list[int]
+    group_id: str
+    timeout: datetime.timedelta
+
+
+def _split(parent: _C.ZipBackend, store: dist.Store, ranks: list[int], options: Any) -> _C.ZipBackend | None:
+    """Every rank of the parent calls this; ranks: of the part, as ranks of the parent. Options are the parent's."""
+    gloo, nccl = parent.inner("cpu"), parent.inner("cuda")
+    cuda = None
+    if nccl is not None:  # ncclCommSplit needs the ranks outside the part too
+        given = options if isinstance(options, dist.ProcessGroupNCCL.Options) else copy.deepcopy(nccl.options)
+        given.group_name, given._timeout = options.group_name, options._timeout
+        cuda = _C.split_inner(nccl, dist.PrefixStore("nccl/", store), ranks, given)
+    if parent.rank() not in ranks:
+        return None
+    everybody = (gloo or nccl).options.global_ranks_in_group or range(parent.size())
+    members, me = [everybody[r] for r in ranks], ranks.index(parent.rank())
+    part = _Part(store, me, len(ranks), members, options.group_name, options._timeout)
+    cpu = _gloo(part, "gloo") if gloo is not None else None
+    return build(part, parent.settings(), cpu, cuda, zip_cpu=parent.can_zip_cpu())
 
 
 def check_same_options(group: Any, options: Options, key: str = "zipccl/options") -> None:
