@@ -152,7 +152,7 @@ def make_extension(cuda: bool, archs: str) -> Extension:
         include_dirs=[str(ROOT / "csrc")],
         define_macros=macros,
         extra_compile_args={
-            "cxx": ["-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", *isystem],
+            "cxx": ["-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", *isystem],
             "nvcc": ["-O3", "-Xcompiler=-fvisibility=hidden,-Wall", *isystem],
         },
     )

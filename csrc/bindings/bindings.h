@@ -12,6 +12,7 @@ namespace zipccl {
 Op parse_op(const std::string& name);
 
 void bind_codec(py::module_& m);
+void bind_quantizer(py::module_& m);
 void bind_policy(py::module_& m);
 void bind_backend(py::module_& m);
 

@@ -14,6 +14,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   auto error = py::register_exception<zipccl::Error>(m, "Error", PyExc_RuntimeError);
   py::register_exception<zipccl::FrameError>(m, "FrameError", error);
   zipccl::bind_codec(m);
+  zipccl::bind_quantizer(m);
   zipccl::bind_policy(m);
   zipccl::bind_backend(m);
 }

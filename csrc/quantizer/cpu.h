@@ -1,0 +1,66 @@
+// Internals of the CPU quantiser, shared by its .cpp files and by nobody else. The interface is quantizer.h.
+//
+// shape.cpp            sizes
+// statistics_cpu.cpp   statistics()
+// allocate_cpu.cpp     allocate()
+// combine_cpu.cpp      combine(): a slot at a time
+// slots_cpu.cpp        one slot: values <-> codes and scales, once per instruction set
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "format/float16.h"
+#include "quantizer/layout.h"
+#include "quantizer/random.h"
+
+namespace zipccl {
+namespace quantizer {
+
+inline bool aligned(const void* p) { return p != nullptr && reinterpret_cast<uintptr_t>(p) % kFrameAlign == 0; }
+
+inline bool valid(const Values& v) {
+  const uint64_t bytes = v.dtype == DType::f32 ? 4 : v.dtype == DType::bf16 || v.dtype == DType::f16 ? 2 : 0;
+  return bytes != 0 && (v.place == Place::bucket || v.place == Place::parts) &&
+         reinterpret_cast<uintptr_t>(v.data) % bytes == 0;
+}
+
+// bad_argument, or ok. What can be checked without looking at memory; both devices.
+Status check(const Shape& shape, const void* plan, const Combine& job);
+
+// x[0 .. n): values.data[at .. at + n) in fp32; zeros up to kSuperGroup.
+void load(const Values& values, uint64_t at, uint64_t n, float* x);
+// values.data[at .. at + n): x rounded to the dtype.
+void store(const Values& values, uint64_t at, uint64_t n, const float* x);
+
+// A slot of a packed part.
+struct Slot {
+  uint32_t number;
+  uint32_t width;
+  uint64_t codes_at;
+};
+
+// Random numbers of a slot's super-group.
+struct Draw {
+  Words4 words;
+  Stratum stratum;
+  bool nearest;
+};
+inline Draw draw_of(const Rounds& rounds, uint32_t super_group) {
+  Draw d = {super_group_words(rounds.own, super_group), {0, 0}, rounds.nearest != 0};
+  const uint32_t place = permuted(rounds.index, rounds.of, super_group_words(rounds.shared, super_group));
+  d.stratum = make_stratum(place, rounds.of);
+  return d;
+}
+
+struct SlotKernels {
+  // y[kSuperGroup] to the slot's codes and scales in `part`.
+  void (*pack)(Widths widths, const Layout& layout, const Slot& slot, const Draw& draw, const float* y, uint8_t* part);
+  // The other way round.
+  void (*unpack)(Widths widths, const Layout& layout, const Slot& slot, const uint8_t* part, float* y);
+};
+const SlotKernels& slot_kernels();
+
+}  // namespace quantizer
+}  // namespace zipccl

@@ -1,0 +1,63 @@
+// Sizes: docs/dynamiq.md, section 2.
+#include "quantizer/layout.h"
+
+namespace zipccl {
+namespace quantizer {
+
+namespace {
+constexpr uint64_t kMostSuperGroups = UINT32_MAX - 1;  // numbers of super-groups are 32-bit
+constexpr uint64_t kMostCount = kMostSuperGroups * kSuperGroup / 2;
+
+uint64_t stats_bytes(Widths widths, uint64_t super_groups) { return super_groups * (widths == Widths::fine ? 1 : 4); }
+
+bool finite_in(float v, float low, float high) { return v >= low && v <= high; }
+}  // namespace
+
+Status check(const Shape& shape) {
+  if (shape.domains < 1 || shape.parts < 1 || shape.count % shape.domains != 0 || shape.count > kMostCount ||
+      !finite_in(shape.bits, 1, 16) || (shape.widths != Widths::fine && shape.widths != Widths::paper))
+    return Status::bad_argument;
+  const uint64_t domain_groups = ceil_div(shape.count / shape.domains, kSuperGroup);
+  const uint64_t slots = ceil_div(domain_groups, shape.parts);
+  if (shape.count != 0 && slots * shape.parts > kMostSuperGroups / shape.domains) return Status::bad_argument;
+  return Status::ok;
+}
+
+Layout layout_of(const Shape& shape) {
+  Layout l = {};
+  if (shape.count == 0) return l;
+  l.domain_count = shape.count / shape.domains;
+  l.domain_groups = ceil_div(l.domain_count, kSuperGroup);
+  l.slots = ceil_div(l.domain_groups, shape.parts);
+
+  const uint64_t super_groups = shape.domains * l.domain_groups, all_parts = uint64_t{shape.domains} * shape.parts;
+  const uint64_t budget = static_cast<uint64_t>(static_cast<double>(shape.bits) * static_cast<double>(shape.count)) / 8;
+  const uint64_t stats = stats_bytes(shape.widths, super_groups);
+  const uint64_t available = budget > stats ? (budget - stats) / all_parts / kFrameAlign * kFrameAlign : 0;
+  const uint64_t scales = align_up(scale_bytes(shape.widths) * l.slots);
+  const uint64_t lowest = shape.widths == Widths::fine ? 1 : 2;
+  l.units = available > scales ? (available - scales) / kUnitBytes : 0;
+  if (l.units < lowest * l.slots) l.units = lowest * l.slots;
+  if (l.units > kMaxWidth * l.slots) l.units = kMaxWidth * l.slots;
+  l.part_bytes = l.units * kUnitBytes + scales;
+  l.lowest = shape.widths == Widths::paper || l.units >= 3 * l.slots ? 2 : 1;
+
+  l.orders_at = align_up(sizeof(Rows) * shape.domains);
+  l.means_at = l.orders_at + align_up(sizeof(uint32_t) * all_parts * l.slots);
+  l.plan_bytes = l.means_at + (shape.widths == Widths::paper ? align_up(sizeof(float) * super_groups) : 0);
+  return l;
+}
+
+uint64_t super_groups(const Shape& shape) { return shape.domains * layout_of(shape).domain_groups; }
+uint64_t slots(const Shape& shape) { return layout_of(shape).slots; }
+uint64_t part_bytes(const Shape& shape) { return layout_of(shape).part_bytes; }
+uint64_t plan_bytes(const Shape& shape) { return layout_of(shape).plan_bytes; }
+
+StatsFormat stats_format(const Shape& shape) {
+  const uint64_t n = super_groups(shape);
+  if (shape.widths == Widths::fine) return {DType::u8, true, n, n};
+  return {DType::bf16, false, 2 * n, 4 * n};
+}
+
+}  // namespace quantizer
+}  // namespace zipccl
