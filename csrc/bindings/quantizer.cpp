@@ -181,8 +181,7 @@ void bind_quantizer(py::module_& m) {
       .def_readonly("domains", &q::Shape::domains)
       .def_readonly("parts", &q::Shape::parts)
       .def_readonly("bits", &q::Shape::bits)
-      .def_property_readonly("widths",
-                             [](const q::Shape& s) { return s.widths == q::Widths::fine ? "fine" : "paper"; })
+      .def_property_readonly("widths", [](const q::Shape& s) { return s.widths == q::Widths::fine ? "fine" : "paper"; })
       .def_property_readonly("super_groups", &q::super_groups)
       .def_property_readonly("slots", &q::slots)
       .def_property_readonly("part_bytes", &q::part_bytes)

@@ -57,7 +57,8 @@ Status allocate(const Shape& shape, const void* stats, uint32_t ranks, void* pla
     }
     // What the super-groups leave over of the rows of each width.
     for (uint32_t width = 0; width <= kMaxWidth; ++width) {
-      const uint64_t height = (width == 0 ? l.slots : a.rows.of[width - 1]) - (width == kMaxWidth ? 0 : a.rows.of[width]);
+      const uint64_t height =
+          (width == 0 ? l.slots : a.rows.of[width - 1]) - (width == kMaxWidth ? 0 : a.rows.of[width]);
       for (uint64_t r = of_width[width]; r < height * shape.parts; ++r)
         order[place_of(a.rows, l.slots, width, r)] = kNoSuperGroup;
     }

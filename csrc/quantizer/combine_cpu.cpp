@@ -114,7 +114,8 @@ Status combine(const Shape& shape, const void* plan, const Combine& job) {
         if (job.out.means != 0) add_to(y, mul(job.out.means, mean), n);
         store(job.out, at(job.out), job.out.place == Place::bucket ? n : kSuperGroup, y);
       } else {
-        float* residual = job.residual == nullptr ? nullptr : job.residual + (span.begin - job.residual_first);
+        float* residual =
+            job.residual == nullptr || n == 0 ? nullptr : job.residual + (span.begin - job.residual_first);
         if (residual != nullptr) add_to(y, residual, n);
         kernels.pack(shape.widths, l, slot, draw_of(rounds, super_group), y, packed_out);
         if (residual != nullptr) {

@@ -2,8 +2,8 @@
 //
 // A group of 16 has one step D > 0 and a direction d = +1 or -1. With b >= 2 bits its levels are d D k for
 // k = -2^(b-1) .. 2^(b-1) - 1, the side that reaches further being put on the negative end; with one bit they are +-S.
-// S = 2^(b-1) D, the group's scale, has two mantissa bits; a "scale index" is the upper part of a float's bits, exponent
-// and two mantissa bits, of S / 2 (half of it, so that the largest floats have a scale).
+// S = 2^(b-1) D, the group's scale, has two mantissa bits; a "scale index" is the upper part of a float's bits,
+// exponent and two mantissa bits, of S / 2 (half of it, so that the largest floats have a scale).
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,35 @@ namespace zipccl {
 namespace quantizer {
 
 constexpr uint32_t kIndexShift = 21;
-constexpr uint32_t kLeastExponent = 12;   // of a super-group: keeps steps and their inverses normal floats
-constexpr uint32_t kNaNExponent = 255;    // the super-group holds something that is not finite
+constexpr uint32_t kLeastExponent = 16;  // of a super-group: keeps steps and their inverses normal floats
+constexpr uint32_t kNaNExponent = 255;   // the super-group holds something that is not finite
 
 // What group scales have to be multiplied with so that the positive end, L - 1 steps, reaches as far as the negative
 // one, L = 2^(b-1) steps: half of L / (L - 1), rounded up by two units in the last place where it is not exact.
 ZIPCCL_HD float reach(uint32_t width) {
   switch (width) {
-    case 2: return 1.0f;
-    case 3: return 0x1.55555ap-1f;
-    case 4: return 0x1.24924ep-1f;
-    case 5: return 0x1.111116p-1f;
-    case 6: return 0x1.084214p-1f;
-    case 7: return 0x1.041048p-1f;
-    default: return 0x1.02040cp-1f;  // 8
+    case 2:
+      return 1.0f;
+    case 3:
+      return 0x1.55555ap-1f;
+    case 4:
+      return 0x1.24924ep-1f;
+    case 5:
+      return 0x1.111116p-1f;
+    case 6:
+      return 0x1.084214p-1f;
+    case 7:
+      return 0x1.041046p-1f;
+    case 8:
+      return 0x1.02040cp-1f;
+    case 9:
+      return 0x1.010106p-1f;
+    case 10:
+      return 0x1.008044p-1f;
+    case 11:
+      return 0x1.004014p-1f;
+    default:
+      return 0x1.002008p-1f;  // 12
   }
 }
 
@@ -77,7 +92,10 @@ ZIPCCL_HD float inverse_step(float half, uint32_t width) {
   if (bits == 0) return 0.0f;
   // 1, 1/1.25, 1/1.5, 1/1.75, the last three times 1 - 2^-20 and rounded to nearest.
   const uint32_t mantissa = bits >> kIndexShift & 3u;
-  const float inverse = mantissa == 0 ? 1.0f : mantissa == 1 ? 0x1.99998p-1f : mantissa == 2 ? 0x1.55554p-1f : 0x1.249236p-1f;
+  const float inverse = mantissa == 0   ? 1.0f
+                        : mantissa == 1 ? 0x1.99998p-1f
+                        : mantissa == 2 ? 0x1.55554p-1f
+                                        : 0x1.249236p-1f;
   const float twice = mul(inverse, bits_float((255u - (bits >> 23)) << 23));  // 1 / (half / 2)
   return mul(twice, width == 1 ? 0.125f : static_cast<float>(1u << width) * 0.125f);
 }
@@ -90,7 +108,10 @@ ZIPCCL_HD float step(float half, uint32_t width) {
 // Code of a value: y = value / step in the group's direction; `w` from offset(), 0 for rounding to nearest.
 ZIPCCL_HD uint32_t fine_code(float y, float w, uint32_t width) {
   if (width == 1) return static_cast<uint32_t>(nearest_integer(add(y, add(w, 0.5f))));
-  return static_cast<uint32_t>(nearest_integer(add(y, w)) + (1 << (width - 1)));
+  const uint32_t code = static_cast<uint32_t>(nearest_integer(add(y, w)) + (1 << (width - 1)));
+  // Beyond 8 bits the sum's own rounding can reach one level too far.
+  const uint32_t last = (1u << width) - 1;
+  return width <= 8 || code < last ? code : last;
 }
 
 // Value of a code; `step` with the group's direction as its sign.

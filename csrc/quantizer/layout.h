@@ -8,7 +8,8 @@
 namespace zipccl {
 namespace quantizer {
 
-constexpr uint32_t kMaxWidth = 8;
+constexpr uint32_t kMaxWidth = 12;                // Widths::fine
+constexpr uint32_t kMaxPaperWidth = 8;            // Widths::paper
 constexpr uint32_t kUnitBytes = kSuperGroup / 8;  // one bit for each coordinate of a super-group
 constexpr uint32_t kNoSuperGroup = UINT32_MAX;
 constexpr uint32_t kGroups = kSuperGroup / kGroup;  // of a super-group
@@ -26,7 +27,7 @@ struct Layout {
   uint64_t units;          // of a part's codes
   uint64_t part_bytes;
   uint64_t orders_at, means_at, plan_bytes;  // in a plan
-  uint32_t lowest;  // width of any super-group that holds something
+  uint32_t lowest;                           // width of any super-group that holds something
 };
 Layout layout_of(const Shape& shape);
 
@@ -58,9 +59,10 @@ ZIPCCL_HD uint64_t codes_at(const Rows& rows, uint32_t slot) {
   return units * kUnitBytes;
 }
 
-// The codes of a slot: coordinates 8 l to 8 l + 7 make one word of 8 * width bits, and the words' bytes lie in up to
-// three runs, which hold 32 pieces of 8, 4, 2 or 1 bytes each: the width's powers of two, from the largest.
-// Where a slot's scales lie in its part, behind the codes: fine, three arrays; paper, two.
+// The codes of a slot, up to 8 bits wide: coordinates 8 l to 8 l + 7 make one word of 8 * width bits, and the words lie
+// in up to three runs of 32 pieces each, of 8, 4, 2 or 1 bytes: the width's powers of two, from the largest and from
+// the words' low ends. Wider codes: their low 8 bits like codes of 8 bits, and behind them the others. Where a slot's
+// scales lie in its part, behind the codes: fine, three arrays; paper, two.
 ZIPCCL_HD uint64_t fine_scales_at(const Layout& l, uint64_t slot) { return l.units * kUnitBytes + slot * 8; }
 ZIPCCL_HD uint64_t fine_directions_at(const Layout& l, uint64_t slot) {
   return l.units * kUnitBytes + l.slots * 8 + slot * 2;
@@ -78,7 +80,8 @@ struct Span {
   uint64_t begin, end;
 };
 ZIPCCL_HD Span span_of(const Layout& l, uint64_t domain, uint32_t super_group) {
-  const uint64_t first = domain * l.domain_count, begin = first + (super_group - domain * l.domain_groups) * kSuperGroup;
+  const uint64_t first = domain * l.domain_count,
+                 begin = first + (super_group - domain * l.domain_groups) * kSuperGroup;
   const uint64_t last = first + l.domain_count;
   return {begin, begin + kSuperGroup < last ? begin + kSuperGroup : last};
 }

@@ -43,7 +43,7 @@ constexpr uint32_t kGroup = 16;        // coordinates that share a scale
 constexpr uint32_t kSuperGroup = 256;  // coordinates that share a width
 
 enum class Widths : uint8_t {
-  fine = 0,   // 0 to 8 bits by rate-distortion, uniform levels
+  fine = 0,   // 0 to 12 bits by rate-distortion, uniform levels
   paper = 1,  // 2, 4 or 8 bits by the paper's thresholds, mean subtracted, non-uniform levels
 };
 
@@ -66,15 +66,15 @@ uint64_t super_groups(const Shape& shape);  // of the bucket; a domain's last on
 uint64_t slots(const Shape& shape);         // of a part
 
 // Bytes of one packed part, a multiple of 16. parts * domains * part_bytes() + stats bytes is at most
-// bits * count / 8, and less than 32 bytes per part below it; except that a bucket too small for its budget gets what
+// bits * count / 8, and less than 48 bytes per part below it; except that a bucket too small for its budget gets what
 // it needs at least, and one with more budget than the widest code can use gets less.
 uint64_t part_bytes(const Shape& shape);
 
 // What statistics() writes and the ranks all-reduce, element by element.
 struct StatsFormat {
-  DType dtype;      // u8 or bf16
-  bool maximum;     // reduce by maximum; else by sum
-  uint64_t count;   // elements
+  DType dtype;     // u8 or bf16
+  bool maximum;    // reduce by maximum; else by sum
+  uint64_t count;  // elements
   uint64_t bytes;
 };
 StatsFormat stats_format(const Shape& shape);

@@ -95,8 +95,8 @@ ZIPCCL_HD uint32_t hash(uint32_t a, uint32_t b, uint32_t i) {
 ZIPCCL_HD float first_share(uint32_t word) { return bits_float(0x3F800000u | word >> 9); }
 ZIPCCL_HD float second_share(uint32_t word) { return bits_float(0x3F800000u | (word << 7 & 0x7FFFFFu)); }
 
-// Rounding offset: what is added before rounding to the nearest integer, within +-(0.5 - 2^-16 + 2^-22). The little room
-// on both sides makes sure that integers up to 128 stay what they are in spite of fp32's own rounding.
+// Rounding offset: what is added before rounding to the nearest integer, within +-(0.5 - 2^-16 + 2^-22). The little
+// room on both sides makes sure that integers up to 128 stay what they are in spite of fp32's own rounding.
 ZIPCCL_HD float offset(float share, Stratum s) { return add(mul(share, s.scale), s.shift); }
 
 }  // namespace quantizer

@@ -22,16 +22,21 @@ struct Promotion {
   uint32_t cost;         // bits
   uint32_t first, last;  // Rows::of[first - 1] to of[last - 1] count those promoted
 };
-constexpr uint32_t kMostPromotions = 7;
+constexpr uint32_t kMostPromotions = kMaxWidth - 1;
 struct Promotions {
   uint32_t n;
   Promotion of[kMostPromotions];
 };
 ZIPCCL_HD Promotions promotions_of(Widths widths, uint32_t lowest) {
   if (widths == Widths::paper) return {2, {{79, 2, 3, 4}, {0, 4, 5, 8}}};  // T_4,8 / T_2,4 = 512/17 = 2^(78.6/16)
-  if (lowest == 2) return {6, {{22, 1, 3, 3}, {17, 1, 4, 4}, {12, 1, 5, 5}, {8, 1, 6, 6}, {4, 1, 7, 7}, {0, 1, 8, 8}}};
-  return {7,
-          {{29, 1, 2, 2}, {22, 1, 3, 3}, {17, 1, 4, 4}, {12, 1, 5, 5}, {8, 1, 6, 6}, {4, 1, 7, 7}, {0, 1, 8, 8}}};
+  // Twice the binary logarithm of the error of width b - 1 less that of width b, b = 2 .. 12, relative to the last.
+  constexpr uint8_t kOffsets[] = {45, 38, 33, 28, 24, 20, 16, 12, 8, 4, 0};
+  Promotions promotions = {kMaxWidth - lowest, {}};
+  for (uint32_t p = 0; p < promotions.n; ++p) {
+    const uint32_t width = lowest + 1 + p;
+    promotions.of[p] = {kOffsets[width - 2], 1, width, width};
+  }
+  return promotions;
 }
 
 // The super-groups of the highest keys that get a width of at least b: all with a larger key, and `quota` of those with
@@ -83,7 +88,8 @@ ZIPCCL_HD Allocation allocate_domain(const Layout& layout, Widths widths, uint32
   for (uint32_t pass = 0; pass < 2; ++pass) {
     for (uint32_t p = 0; p < promotions.n; ++p) {
       const uint32_t limit = p == 0 ? base : rows[p - 1];
-      const uint32_t next = pass == 1 || low == 1 ? limit : promoted_rows(at_least, low - 1, promotions.of[p], parts, base);
+      const uint32_t next =
+          pass == 1 || low == 1 ? limit : promoted_rows(at_least, low - 1, promotions.of[p], parts, base);
       const uint32_t most = next < limit ? next : limit;
       const uint64_t affordable = left / promotions.of[p].cost;
       const uint32_t wanted = most > rows[p] ? most - rows[p] : 0;
@@ -93,7 +99,7 @@ ZIPCCL_HD Allocation allocate_domain(const Layout& layout, Widths widths, uint32
     }
   }
 
-  Allocation a;
+  Allocation a = {};
   for (uint32_t b = 1; b <= layout.lowest; ++b) a.rows.of[b - 1] = base;
   for (uint32_t p = 0; p < promotions.n; ++p)
     for (uint32_t b = promotions.of[p].first; b <= promotions.of[p].last; ++b) a.rows.of[b - 1] = rows[p];

@@ -38,7 +38,8 @@ Layout layout_of(const Shape& shape) {
   const uint64_t lowest = shape.widths == Widths::fine ? 1 : 2;
   l.units = available > scales ? (available - scales) / kUnitBytes : 0;
   if (l.units < lowest * l.slots) l.units = lowest * l.slots;
-  if (l.units > kMaxWidth * l.slots) l.units = kMaxWidth * l.slots;
+  const uint64_t widest = shape.widths == Widths::fine ? kMaxWidth : kMaxPaperWidth;
+  if (l.units > widest * l.slots) l.units = widest * l.slots;
   l.part_bytes = l.units * kUnitBytes + scales;
   l.lowest = shape.widths == Widths::paper || l.units >= 3 * l.slots ? 2 : 1;
 

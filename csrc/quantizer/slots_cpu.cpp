@@ -34,12 +34,14 @@ ZIPCCL_INLINE void get_run(const uint8_t*& codes, uint32_t bit, uint64_t* words)
   codes += sizeof pieces;
 }
 
+// Codes of up to 8 bits, taken from bit `shift` of code[] on.
 template <uint32_t kWidth>
-ZIPCCL_INLINE void put_codes(const uint32_t* code, uint8_t* codes) {
+ZIPCCL_INLINE void put_words(const uint32_t* code, uint32_t shift, uint8_t*& codes) {
+  constexpr uint32_t kMask = (1u << kWidth) - 1;
   uint64_t words[kLanes];
   for (uint32_t l = 0; l < kLanes; ++l) {
     uint64_t word = 0;
-    for (uint32_t i = 0; i < 8; ++i) word |= static_cast<uint64_t>(code[8 * l + i]) << kWidth * i;
+    for (uint32_t i = 0; i < 8; ++i) word |= static_cast<uint64_t>(code[8 * l + i] >> shift & kMask) << kWidth * i;
     words[l] = word;
   }
   if (kWidth & 8) put_run<uint64_t>(words, 0, codes);
@@ -49,7 +51,8 @@ ZIPCCL_INLINE void put_codes(const uint32_t* code, uint8_t* codes) {
 }
 
 template <uint32_t kWidth>
-ZIPCCL_INLINE void get_codes(const uint8_t* codes, uint32_t* code) {
+ZIPCCL_INLINE void get_words(const uint8_t*& codes, uint32_t shift, uint32_t* code) {
+  constexpr uint32_t kMask = (1u << kWidth) - 1;
   uint64_t words[kLanes] = {};
   if (kWidth & 8) get_run<uint64_t>(codes, 0, words);
   if (kWidth & 4) get_run<uint32_t>(codes, 0, words);
@@ -57,7 +60,28 @@ ZIPCCL_INLINE void get_codes(const uint8_t* codes, uint32_t* code) {
   if (kWidth & 1) get_run<uint8_t>(codes, 8 * (kWidth & 6), words);
   for (uint32_t l = 0; l < kLanes; ++l)
     for (uint32_t i = 0; i < 8; ++i)
-      code[8 * l + i] = static_cast<uint32_t>(words[l] >> kWidth * i) & ((1u << kWidth) - 1);
+      code[8 * l + i] |= (static_cast<uint32_t>(words[l] >> kWidth * i) & kMask) << shift;
+}
+
+template <uint32_t kWidth>
+ZIPCCL_INLINE void put_codes(const uint32_t* code, uint8_t* codes) {
+  if constexpr (kWidth > 8) {
+    put_words<8>(code, 0, codes);
+    put_words<kWidth - 8>(code, 8, codes);
+  } else {
+    put_words<kWidth>(code, 0, codes);
+  }
+}
+
+template <uint32_t kWidth>
+ZIPCCL_INLINE void get_codes(const uint8_t* codes, uint32_t* code) {
+  std::fill(code, code + kSuperGroup, 0u);
+  if constexpr (kWidth > 8) {
+    get_words<8>(codes, 0, code);
+    get_words<kWidth - 8>(codes, 8, code);
+  } else {
+    get_words<kWidth>(codes, 0, code);
+  }
 }
 
 // ---- Random numbers -------------------------------------------------------------------------------------------
@@ -136,14 +160,30 @@ ZIPCCL_INLINE void pack_fine(const Layout& layout, const Slot& slot, const Draw&
   uint8_t* codes = part + slot.codes_at;
   if (slot.width != 0) offsets_of(draw, w);
   switch (slot.width) {
-    case 1: return pack_fine_codes<1>(y, w, inverse, codes);
-    case 2: return pack_fine_codes<2>(y, w, inverse, codes);
-    case 3: return pack_fine_codes<3>(y, w, inverse, codes);
-    case 4: return pack_fine_codes<4>(y, w, inverse, codes);
-    case 5: return pack_fine_codes<5>(y, w, inverse, codes);
-    case 6: return pack_fine_codes<6>(y, w, inverse, codes);
-    case 7: return pack_fine_codes<7>(y, w, inverse, codes);
-    case 8: return pack_fine_codes<8>(y, w, inverse, codes);
+    case 1:
+      return pack_fine_codes<1>(y, w, inverse, codes);
+    case 2:
+      return pack_fine_codes<2>(y, w, inverse, codes);
+    case 3:
+      return pack_fine_codes<3>(y, w, inverse, codes);
+    case 4:
+      return pack_fine_codes<4>(y, w, inverse, codes);
+    case 5:
+      return pack_fine_codes<5>(y, w, inverse, codes);
+    case 6:
+      return pack_fine_codes<6>(y, w, inverse, codes);
+    case 7:
+      return pack_fine_codes<7>(y, w, inverse, codes);
+    case 8:
+      return pack_fine_codes<8>(y, w, inverse, codes);
+    case 9:
+      return pack_fine_codes<9>(y, w, inverse, codes);
+    case 10:
+      return pack_fine_codes<10>(y, w, inverse, codes);
+    case 11:
+      return pack_fine_codes<11>(y, w, inverse, codes);
+    case 12:
+      return pack_fine_codes<12>(y, w, inverse, codes);
   }
 }
 
@@ -163,14 +203,30 @@ ZIPCCL_INLINE void unpack_fine(const Layout& layout, const Slot& slot, const uin
   }
   const uint8_t* codes = part + slot.codes_at;
   switch (slot.width) {
-    case 1: return unpack_fine_codes<1>(codes, steps, y);
-    case 2: return unpack_fine_codes<2>(codes, steps, y);
-    case 3: return unpack_fine_codes<3>(codes, steps, y);
-    case 4: return unpack_fine_codes<4>(codes, steps, y);
-    case 5: return unpack_fine_codes<5>(codes, steps, y);
-    case 6: return unpack_fine_codes<6>(codes, steps, y);
-    case 7: return unpack_fine_codes<7>(codes, steps, y);
-    case 8: return unpack_fine_codes<8>(codes, steps, y);
+    case 1:
+      return unpack_fine_codes<1>(codes, steps, y);
+    case 2:
+      return unpack_fine_codes<2>(codes, steps, y);
+    case 3:
+      return unpack_fine_codes<3>(codes, steps, y);
+    case 4:
+      return unpack_fine_codes<4>(codes, steps, y);
+    case 5:
+      return unpack_fine_codes<5>(codes, steps, y);
+    case 6:
+      return unpack_fine_codes<6>(codes, steps, y);
+    case 7:
+      return unpack_fine_codes<7>(codes, steps, y);
+    case 8:
+      return unpack_fine_codes<8>(codes, steps, y);
+    case 9:
+      return unpack_fine_codes<9>(codes, steps, y);
+    case 10:
+      return unpack_fine_codes<10>(codes, steps, y);
+    case 11:
+      return unpack_fine_codes<11>(codes, steps, y);
+    case 12:
+      return unpack_fine_codes<12>(codes, steps, y);
   }
 }
 
@@ -181,8 +237,8 @@ constexpr LevelTable<7> kLevels4 = make_levels<7>(kEpsilon4);
 constexpr LevelTable<127> kLevels8 = make_levels<127>(kEpsilon8);
 
 template <uint32_t kWidth, uint32_t kTop>
-ZIPCCL_INLINE void pack_paper_codes(const float* y, const float* w, const float* inverse, const LevelTable<kTop>& levels,
-                                    uint8_t* codes) {
+ZIPCCL_INLINE void pack_paper_codes(const float* y, const float* w, const float* inverse,
+                                    const LevelTable<kTop>& levels, uint8_t* codes) {
   uint32_t code[kSuperGroup];
   for (uint32_t g = 0; g < kGroups; ++g)
     for (uint32_t i = g * kGroup; i < (g + 1) * kGroup; ++i)
@@ -231,9 +287,12 @@ ZIPCCL_INLINE void pack_paper(const Layout& layout, const Slot& slot, const Draw
   offsets_of(draw, w);
   uint8_t* codes = part + slot.codes_at;
   switch (slot.width) {
-    case 2: return pack_paper_codes<2>(y, w, inverse, kLevels2, codes);
-    case 4: return pack_paper_codes<4>(y, w, inverse, kLevels4, codes);
-    case 8: return pack_paper_codes<8>(y, w, inverse, kLevels8, codes);
+    case 2:
+      return pack_paper_codes<2>(y, w, inverse, kLevels2, codes);
+    case 4:
+      return pack_paper_codes<4>(y, w, inverse, kLevels4, codes);
+    case 8:
+      return pack_paper_codes<8>(y, w, inverse, kLevels8, codes);
   }
 }
 
@@ -245,22 +304,25 @@ ZIPCCL_INLINE void unpack_paper(const Layout& layout, const Slot& slot, const ui
     scales[g] = paper_group_scale(part[paper_scales_at(layout, slot.number) + g], bf16_to_float(maximum));
   const uint8_t* codes = part + slot.codes_at;
   switch (slot.width) {
-    case 2: return unpack_paper_codes<2>(codes, scales, kLevels2, y);
-    case 4: return unpack_paper_codes<4>(codes, scales, kLevels4, y);
-    case 8: return unpack_paper_codes<8>(codes, scales, kLevels8, y);
+    case 2:
+      return unpack_paper_codes<2>(codes, scales, kLevels2, y);
+    case 4:
+      return unpack_paper_codes<4>(codes, scales, kLevels4, y);
+    case 8:
+      return unpack_paper_codes<8>(codes, scales, kLevels8, y);
   }
 }
 
 // ---- Once per instruction set ---------------------------------------------------------------------------------
 
-#define ZIPCCL_SLOT_KERNELS(name, target)                                                                             \
-  target void pack_##name(Widths widths, const Layout& layout, const Slot& slot, const Draw& draw, const float* y,    \
-                          uint8_t* part) {                                                                            \
-    widths == Widths::fine ? pack_fine(layout, slot, draw, y, part) : pack_paper(layout, slot, draw, y, part);        \
-  }                                                                                                                   \
-  target void unpack_##name(Widths widths, const Layout& layout, const Slot& slot, const uint8_t* part, float* y) {   \
-    widths == Widths::fine ? unpack_fine(layout, slot, part, y) : unpack_paper(layout, slot, part, y);                \
-  }                                                                                                                   \
+#define ZIPCCL_SLOT_KERNELS(name, target)                                                                           \
+  target void pack_##name(Widths widths, const Layout& layout, const Slot& slot, const Draw& draw, const float* y,  \
+                          uint8_t* part) {                                                                          \
+    widths == Widths::fine ? pack_fine(layout, slot, draw, y, part) : pack_paper(layout, slot, draw, y, part);      \
+  }                                                                                                                 \
+  target void unpack_##name(Widths widths, const Layout& layout, const Slot& slot, const uint8_t* part, float* y) { \
+    widths == Widths::fine ? unpack_fine(layout, slot, part, y) : unpack_paper(layout, slot, part, y);              \
+  }                                                                                                                 \
   constexpr SlotKernels k_##name = {pack_##name, unpack_##name};
 
 ZIPCCL_SLOT_KERNELS(portable, )
