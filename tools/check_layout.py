@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TORCH_FREE = ("csrc/format", "csrc/codec", "csrc/policy")
+TORCH_FREE = ("csrc/format", "csrc/codec", "csrc/quantizer", "csrc/policy")
 TORCH_INCLUDE = re.compile(r'\s*#\s*include\s*[<"](torch|ATen|c10|pybind11|Python\.h)')
 SOURCE_SUFFIXES = (".h", ".cuh", ".cpp", ".cu", ".py")
 SOURCE_DIRS = ("csrc", "python", "tests", "benchmarks", "examples", "tools")

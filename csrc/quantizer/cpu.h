@@ -43,15 +43,14 @@ struct Slot {
 
 // Random numbers of a slot's super-group.
 struct Draw {
-  Words4 words;
+  Words4 own, shared;
   Stratum stratum;
   bool nearest;
 };
 inline Draw draw_of(const Rounds& rounds, uint32_t super_group) {
-  Draw d = {super_group_words(rounds.own, super_group), {0, 0}, rounds.nearest != 0};
-  const uint32_t place = permuted(rounds.index, rounds.of, super_group_words(rounds.shared, super_group));
-  d.stratum = make_stratum(place, rounds.of);
-  return d;
+  const Words4 own = super_group_words(rounds.own, super_group), shared = super_group_words(rounds.shared, super_group);
+  const uint32_t place = permuted(rounds.index, rounds.of, shared);
+  return {own, shared, make_stratum(place, rounds.of), rounds.nearest != 0};
 }
 
 struct SlotKernels {

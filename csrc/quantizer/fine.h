@@ -105,7 +105,8 @@ ZIPCCL_HD float step(float half, uint32_t width) {
   return width == 1 ? mul(2.0f, half) : mul(half, bits_float((129u - width) << 23));
 }
 
-// Code of a value: y = value / step in the group's direction; `w` from offset(), 0 for rounding to nearest.
+// Code of a value: y = value / step in the group's direction; `w` from offset(), in the group's direction, too, so that
+// the same offset rounds the same way whatever the direction; 0 for rounding to nearest.
 ZIPCCL_HD uint32_t fine_code(float y, float w, uint32_t width) {
   if (width == 1) return static_cast<uint32_t>(nearest_integer(add(y, add(w, 0.5f))));
   const uint32_t code = static_cast<uint32_t>(nearest_integer(add(y, w)) + (1 << (width - 1)));

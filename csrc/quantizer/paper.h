@@ -71,13 +71,14 @@ ZIPCCL_HD float paper_group_scale(uint32_t r, float maximum) {
 }
 
 // Code of a value: sign in bit b - 1, magnitude below it. inverse = 1 / largest magnitude of the group, 0 for a group
-// sent as zeros; u = offset() + 0.5, 0.5 for rounding to nearest.
+// sent as zeros; w from offset(), 0 for rounding to nearest.
 template <uint32_t kTop>
-ZIPCCL_HD uint32_t paper_code(float v, float inverse, float u, const LevelTable<kTop>& t) {
+ZIPCCL_HD uint32_t paper_code(float v, float inverse, float w, const LevelTable<kTop>& t) {
   const float ratio = mul(bits_float(float_bits(v) & kMagnitude), inverse);
   const float z = ratio < 1.0f ? ratio : 1.0f;
   uint32_t r = t.at_or_below[static_cast<uint32_t>(mul(z, static_cast<float>(kCells)))];
   if (r + 1 < kTop && t.level[r + 1] <= z) ++r;
+  const float u = sub(0.5f, bits_float(float_bits(w) ^ (float_bits(v) & ~kMagnitude)));
   r += u < mul(sub(z, t.level[r]), t.inverse_gap[r]);
   return r | (float_bits(v) >> 31) * (kTop + 1);
 }

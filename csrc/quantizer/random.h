@@ -99,5 +99,12 @@ ZIPCCL_HD float second_share(uint32_t word) { return bits_float(0x3F800000u | (w
 // room on both sides makes sure that integers up to 128 stay what they are in spite of fp32's own rounding.
 ZIPCCL_HD float offset(float share, Stratum s) { return add(mul(share, s.scale), s.shift); }
 
+// The signs of 32 neighbouring offsets, one bit each; a, b: words that all indices share. One permutation serves a
+// whole super-group, so without them a rank would round its coordinates up together or down together.
+ZIPCCL_HD uint32_t signs_of(uint32_t a, uint32_t b, uint32_t coordinate) { return hash(a, b, coordinate / 32); }
+ZIPCCL_HD float with_sign(float w, uint32_t signs, uint32_t i) {
+  return bits_float(float_bits(w) ^ (signs << (31 - i) & 0x80000000u));
+}
+
 }  // namespace quantizer
 }  // namespace zipccl

@@ -91,14 +91,17 @@ ZIPCCL_INLINE void offsets_of(const Draw& draw, float* w) {
     std::fill(w, w + kSuperGroup, 0.0f);
     return;
   }
-  uint32_t words[kSuperGroup / 2];
-  for (uint32_t j = 0; j < kSuperGroup / 2; ++j) words[j] = hash(draw.words.w[0], draw.words.w[1], j);
+  uint32_t words[kSuperGroup / 2], signs[kSuperGroup / 32];
+  for (uint32_t j = 0; j < kSuperGroup / 2; ++j) words[j] = hash(draw.own.w[0], draw.own.w[1], j);
+  for (uint32_t j = 0; j < kSuperGroup / 32; ++j) signs[j] = signs_of(draw.shared.w[0], draw.shared.w[1], 32 * j);
   for (uint32_t l = 0; l < kLanes; ++l) {
     for (uint32_t i = 0; i < 4; ++i) {
       w[8 * l + i] = offset(first_share(words[4 * l + i]), draw.stratum);
       w[8 * l + i + 4] = offset(second_share(words[4 * l + i]), draw.stratum);
     }
   }
+  for (uint32_t j = 0; j < kSuperGroup / 32; ++j)
+    for (uint32_t i = 0; i < 32; ++i) w[32 * j + i] = with_sign(w[32 * j + i], signs[j], i);
 }
 
 // ---- Widths::fine ---------------------------------------------------------------------------------------------
@@ -106,8 +109,11 @@ ZIPCCL_INLINE void offsets_of(const Draw& draw, float* w) {
 template <uint32_t kWidth>
 ZIPCCL_INLINE void pack_fine_codes(const float* y, const float* w, const float* inverse, uint8_t* codes) {
   uint32_t code[kSuperGroup];
-  for (uint32_t g = 0; g < kGroups; ++g)
-    for (uint32_t i = g * kGroup; i < (g + 1) * kGroup; ++i) code[i] = fine_code(mul(y[i], inverse[g]), w[i], kWidth);
+  for (uint32_t g = 0; g < kGroups; ++g) {
+    const uint32_t direction = float_bits(inverse[g]) & ~kMagnitude;
+    for (uint32_t i = g * kGroup; i < (g + 1) * kGroup; ++i)
+      code[i] = fine_code(mul(y[i], inverse[g]), bits_float(float_bits(w[i]) ^ direction), kWidth);
+  }
   put_codes<kWidth>(code, codes);
 }
 
@@ -241,8 +247,7 @@ ZIPCCL_INLINE void pack_paper_codes(const float* y, const float* w, const float*
                                     const LevelTable<kTop>& levels, uint8_t* codes) {
   uint32_t code[kSuperGroup];
   for (uint32_t g = 0; g < kGroups; ++g)
-    for (uint32_t i = g * kGroup; i < (g + 1) * kGroup; ++i)
-      code[i] = paper_code(y[i], inverse[g], add(w[i], 0.5f), levels);
+    for (uint32_t i = g * kGroup; i < (g + 1) * kGroup; ++i) code[i] = paper_code(y[i], inverse[g], w[i], levels);
   put_codes<kWidth>(code, codes);
 }
 
@@ -277,7 +282,7 @@ ZIPCCL_INLINE void pack_paper(const Layout& layout, const Slot& slot, const Draw
   float inverse[kGroups];
   for (uint32_t g = 0; g < kGroups; ++g) {
     const float m = bits_float(most[g]);
-    const float u = draw.nearest ? 0.5f : scale_uniform(hash(draw.words.w[2], draw.words.w[3], g));
+    const float u = draw.nearest ? 0.5f : scale_uniform(hash(draw.own.w[2], draw.own.w[3], g));
     scales[g] = static_cast<uint8_t>(paper_scale(m, inverse_maximum, u));
     inverse[g] = m < kLeastScale ? 0.0f : div(1.0f, m);
   }
