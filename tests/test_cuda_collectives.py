@@ -121,7 +121,7 @@ def check_rooted(rank):
             tensor = make(rank, 7777).to(where)
             dist.broadcast(tensor, root)
             assert same_bits(tensor, make(root, 7777))
-            mine = torch.empty(777, 2, dtype=BF16, device=where)[:, 0]  # strided
+            mine = torch.empty(777, dtype=BF16, device=where)
             parts = [make(r, 777).to(where) for r in range(world)] if rank == root else None
             dist.scatter(mine, parts, src=root)
             assert same_bits(mine, make(rank, 777))
@@ -137,6 +137,32 @@ def check_rooted(rank):
 def test_broadcast_scatter_gather(world):
     for moved in ranks.run(check_rooted, world, timeout=120):
         assert all(moved[op]["zipped_calls"] == 2 * world for op in ("broadcast", "scatter", "gather"))
+
+
+def check_strided(rank, mode):
+    """NCCL's refusal, whether the call would be zipped or not."""
+    where, world = start(**dict.fromkeys(ALL_ZIP, mode)), dist.get_world_size()
+    strided = torch.zeros(1000, 2, dtype=BF16, device=where)[:, 0]
+    dense = torch.zeros(world * 1000, dtype=BF16, device=where)
+    calls = [
+        lambda: dist.all_gather_into_tensor(dense, strided),
+        lambda: dist.all_gather([strided] * world, dense[:1000]),
+        lambda: dist.broadcast(strided, 0),
+        lambda: dist.all_reduce(strided),
+        lambda: dist.reduce_scatter_tensor(strided, dense),
+    ]
+    for _ in range(zipccl._C.trial_calls + 1 if mode == "auto" else 1):
+        for call in calls:
+            with pytest.raises((ValueError, RuntimeError), match="contiguous"):
+                call()
+    moved = torch.empty(world, 1000, dtype=BF16, device=where)  # but any shape of that many values
+    dist.all_gather_into_tensor(moved, values(rank, 1000).to(where).view(10, 100))
+    assert same_bits(moved, torch.stack([values(r, 1000) for r in range(world)]))
+
+
+@pytest.mark.parametrize("mode", ["zip", "auto", "raw"])
+def test_strided_tensors_are_refused_as_by_nccl(mode):
+    ranks.run(check_strided, 2, mode, timeout=120)
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------

@@ -56,6 +56,12 @@ bool same_counts(const Tensors& tensors, int64_t count) {
   return true;
 }
 
+bool same_shapes(const Tensors& tensors, const at::Tensor& as) {
+  for (const at::Tensor& t : tensors)
+    if (t.sizes() != as.sizes()) return false;
+  return true;
+}
+
 uint64_t total_bytes(const Tensors& tensors) {
   uint64_t bytes = 0;
   for (const at::Tensor& t : tensors) bytes += t.nbytes();
@@ -101,6 +107,48 @@ bool odd(const Tensors& some, const Tensors& more) {
 bool contiguous(const Tensors& tensors) {
   for (const at::Tensor& t : tensors)
     if (!t.is_contiguous()) return false;
+  return true;
+}
+
+// gloo compares shapes where NCCL counts values: of what it would refuse for its shape alone it gets the same memory in
+// the shape it wants. Ranks may pass different shapes of one count.
+
+// The tensor in that shape; undefined where it has none.
+at::Tensor shaped(const at::Tensor& t, at::IntArrayRef sizes) {
+  if (t.sizes() == sizes) return t;
+  const bool can = t.is_contiguous() && t.numel() == c10::multiply_integers(sizes);
+  return can ? t.view(sizes) : at::Tensor();
+}
+
+// All in the shape of `as`; false, and nothing changed, where one cannot be.
+bool shape_all(Tensors* tensors, const at::Tensor& as) {
+  Tensors made;
+  for (const at::Tensor& t : *tensors) {
+    made.push_back(shaped(t, as.sizes()));
+    if (!made.back().defined()) return false;
+  }
+  *tensors = std::move(made);
+  return true;
+}
+
+// gloo copies sums to their places only when the caller waits, who may have gradients switched on.
+at::Tensor without_grad(const at::Tensor& t) { return t.requires_grad() ? t.detach() : t; }
+Tensors without_grad(const Tensors& tensors) {
+  Tensors made;
+  for (const at::Tensor& t : tensors) made.push_back(without_grad(t));
+  return made;
+}
+
+// `whole` as `world` parts of rows of the shape of `part`, or both as rows of values; false where they do not fit.
+bool shape_rows(at::Tensor* whole, at::Tensor* part, int world) {
+  if (whole->numel() != part->numel() * world) return false;
+  if (!whole->is_cpu()) return true;
+  if (part->dim() > 0 && whole->dim() == part->dim() && whole->size(0) == world * part->size(0) &&
+      whole->sizes().slice(1) == part->sizes().slice(1))
+    return true;
+  if (!whole->is_contiguous() || !part->is_contiguous()) return false;
+  *whole = whole->view({-1});
+  *part = part->view({-1});
   return true;
 }
 
@@ -176,27 +224,36 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
 }
 
 WorkPtr ZipBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  Tensors parts = output.numel() == input.numel() * size_ ? equal_parts(output, size_) : Tensors{};
-  return run(
-      gather_call(c10d::OpType::_ALLGATHER_BASE, {input}, {std::move(parts)}, {output}, patience(opts),
-                  [output, input, opts](c10d::Backend& b) mutable { return b._allgather_base(output, input, opts); }));
+  at::Tensor out = output, in = input;
+  Tensors parts = shape_rows(&out, &in, size_) ? equal_parts(out, size_) : Tensors{};
+  return run(gather_call(c10d::OpType::_ALLGATHER_BASE, {input}, {std::move(parts)}, {output}, patience(opts),
+                         [out, in, opts](c10d::Backend& b) mutable { return b._allgather_base(out, in, opts); }));
 }
 
 WorkPtr ZipBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& opts) {
   std::vector<Tensors> parts;
+  Tensors outs = outputs, ins = inputs;
   for (size_t i = 0; i < outputs.size() && i < inputs.size(); ++i)
-    parts.push_back(outputs[i].numel() == inputs[i].numel() * size_ ? equal_parts(outputs[i], size_) : Tensors{});
-  return run(gather_call(c10d::OpType::COALESCED, inputs, std::move(parts), outputs, patience(opts),
-                         [outputs, inputs, opts](c10d::Backend& b) mutable {
-                           return b.allgather_into_tensor_coalesced(outputs, inputs, opts);
-                         }));
+    parts.push_back(shape_rows(&outs[i], &ins[i], size_) ? equal_parts(outs[i], size_) : Tensors{});
+  return run(gather_call(
+      c10d::OpType::COALESCED, inputs, std::move(parts), outputs, patience(opts),
+      [outs, ins, opts](c10d::Backend& b) mutable { return b.allgather_into_tensor_coalesced(outs, ins, opts); }));
 }
 
 WorkPtr ZipBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  return run(
-      gather_call(c10d::OpType::ALLGATHER, inputs, outputs, outputs.empty() ? Tensors{} : outputs[0], patience(opts),
-                  [outputs, inputs, opts](c10d::Backend& b) mutable { return b.allgather(outputs, inputs, opts); }));
+  std::vector<Tensors> outs = outputs;
+  bool refused = false;
+  for (size_t i = 0; i < outs.size() && i < inputs.size() && inputs[i].is_cpu(); ++i)
+    if (same_counts(outs[i], inputs[i].numel())) refused = !shape_all(&outs[i], inputs[i]) || refused;
+  OwnCall call =
+      gather_call(c10d::OpType::ALLGATHER, inputs, outs, outputs.empty() ? Tensors{} : outputs[0], patience(opts),
+                  [outs, inputs, opts](c10d::Backend& b) mutable { return b.allgather(outs, inputs, opts); });
+  if (refused) {
+    call.zippable = false;
+    call.raw_here = nullptr;
+  }
+  return run(std::move(call));
 }
 
 // ---- all-to-all ----
@@ -304,16 +361,24 @@ OwnCall ZipBackend::reduce_scatter_call(c10d::OpType type, std::vector<Tensors> 
 
 WorkPtr ZipBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                          const c10d::ReduceScatterOptions& opts) {
-  return run(reduce_scatter_call(
-      c10d::OpType::_REDUCE_SCATTER_BASE, {equal_parts(input, size_)}, {input}, {output}, opts,
-      [output, input, opts](c10d::Backend& b) mutable { return b._reduce_scatter_base(output, input, opts); }));
+  at::Tensor out = without_grad(output), in = input;
+  Tensors parts = shape_rows(&in, &out, size_) ? equal_parts(in, size_) : Tensors{};
+  return run(
+      reduce_scatter_call(c10d::OpType::_REDUCE_SCATTER_BASE, {std::move(parts)}, {input}, {output}, opts,
+                          [out, in, opts](c10d::Backend& b) mutable { return b._reduce_scatter_base(out, in, opts); }));
 }
 
-WorkPtr ZipBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+WorkPtr ZipBackend::reduce_scatter(Tensors& user_outputs, std::vector<Tensors>& user_inputs,
                                    const c10d::ReduceScatterOptions& opts) {
+  Tensors outputs = without_grad(user_outputs);
+  std::vector<Tensors> inputs = user_inputs;
+  bool refused = false;
+  for (size_t i = 0; i < inputs.size() && i < outputs.size() && outputs[i].is_cpu(); ++i)
+    refused = !shape_all(&inputs[i], outputs[i]) || refused;
   OwnCall call = reduce_scatter_call(
       c10d::OpType::REDUCE_SCATTER, inputs, inputs.empty() ? Tensors{} : inputs[0], outputs, opts,
       [outputs, inputs, opts](c10d::Backend& b) mutable { return b.reduce_scatter(outputs, inputs, opts); });
+  call.zippable = call.zippable && !refused;
   if (may_zip(call) && outputs[0].is_cpu() && !contiguous(outputs)) {
     call.raw_here = [outputs, inputs, opts](const Place& place) {
       densely({}, outputs, [&](Tensors&, Tensors& out) {
@@ -328,11 +393,12 @@ WorkPtr ZipBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& input
 WorkPtr ZipBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                     const c10d::ReduceScatterOptions& opts) {
   std::vector<Tensors> parts;
-  for (const at::Tensor& t : inputs) parts.push_back(equal_parts(t, size_));
-  return run(reduce_scatter_call(c10d::OpType::COALESCED, std::move(parts), inputs, outputs, opts,
-                                 [outputs, inputs, opts](c10d::Backend& b) mutable {
-                                   return b.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
-                                 }));
+  Tensors outs = without_grad(outputs), ins = inputs;
+  for (size_t i = 0; i < outputs.size() && i < inputs.size(); ++i)
+    parts.push_back(shape_rows(&ins[i], &outs[i], size_) ? equal_parts(ins[i], size_) : Tensors{});
+  return run(reduce_scatter_call(
+      c10d::OpType::COALESCED, std::move(parts), inputs, outputs, opts,
+      [outs, ins, opts](c10d::Backend& b) mutable { return b.reduce_scatter_tensor_coalesced(outs, ins, opts); }));
 }
 
 WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -365,8 +431,9 @@ WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
                   frame_for(tensors[0], &call.frame) && call.size.bytes > 0 &&
                   call.size.bytes >= options_.threshold(options_.of(Op::broadcast));
   if (odd(tensors, {}) || (may_zip(call) && tensors[0].is_cpu() && !contiguous(tensors))) {
-    call.raw_here = [tensors, opts](const Place& place) {
-      densely({}, tensors, [&](Tensors&, Tensors& out) { return place.messages.inner().broadcast(out, opts); });
+    call.raw_here = [tensors, opts, reads = rank_ == root](const Place& place) {
+      auto send = [&](Tensors& in, Tensors& out) { return place.messages.inner().broadcast(reads ? in : out, opts); };
+      reads ? densely(tensors, {}, send) : densely({}, tensors, send);
     };
   }
   call.zip = [tensors, root, frame = call.frame](const Place& place, Choice) {
@@ -387,7 +454,7 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
                   call.size.bytes > 0 && call.size.bytes >= options_.threshold(options_.of(Op::scatter));
   if (rank_ == root)  // wrong arguments of the root are its own to report; the others then wait as for the inner one
     call.zippable = call.zippable && inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(size_) &&
-                    alike(inputs[0], outputs[0]) && same_counts(inputs[0], outputs[0].numel());
+                    alike(inputs[0], outputs[0]) && same_shapes(inputs[0], outputs[0]);
   if (odd(outputs, parts) || (may_zip(call) && outputs[0].is_cpu() && !(contiguous(outputs) && contiguous(parts)))) {
     call.raw_here = [outputs, inputs, parts, opts](const Place& place) {
       densely(parts, outputs, [&](Tensors& in, Tensors& out) {
@@ -415,7 +482,7 @@ WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const
                   call.size.bytes > 0 && call.size.bytes >= options_.threshold(options_.of(Op::gather));
   if (rank_ == root)
     call.zippable = call.zippable && outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_) &&
-                    alike(outputs[0], inputs[0]) && same_counts(outputs[0], inputs[0].numel());
+                    alike(outputs[0], inputs[0]) && same_shapes(outputs[0], inputs[0]);
   if (odd(inputs, parts)) {
     call.raw_here = [outputs, inputs, parts, opts](const Place& place) {
       densely(inputs, parts, [&](Tensors& in, Tensors& out) {

@@ -1,7 +1,9 @@
 // Construction, life cycle, and the way every own call takes.
 #include "backend/zip_backend.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/core/grad_mode.h>
 
 #include "backend/perform.h"
 #include "backend/work.h"
@@ -17,6 +19,14 @@ at::Device device_of(const OwnCall& call) {
     for (const at::Tensor& t : *list) return t.device();
   return at::kCPU;
 }
+
+#ifdef ZIPCCL_WITH_CUDA
+bool all_contiguous(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& t : tensors)
+    if (!t.is_contiguous()) return false;
+  return true;
+}
+#endif
 }  // namespace
 
 ZipBackend::CpuState::CpuState(BackendPtr backend)
@@ -79,12 +89,16 @@ bool ZipBackend::frame_for(const at::Tensor& t, FrameOptions* frame) const {
 
 WorkPtr ZipBackend::run(OwnCall call) {
   const at::Device device = device_of(call);
+  // No values of a collective have gradients. gloo would say so of some outputs, in some of its collectives.
+  at::NoGradGuard no_grad;
   // Alone, a rank has no second backend, and needs none: its messages are copies.
   if (device.is_cpu() && (state_->zip ? may_zip(call) || call.raw_here : size_ == 1 && cpu_ && call.raw_here))
     return run_cpu(std::move(call));
   if (may_zip(call)) {
 #ifdef ZIPCCL_WITH_CUDA
-    if (device.is_cuda() && cuda_) return run_cuda(std::move(call));
+    // NCCL refuses other tensors, or takes their memory as it lies; so they are never zipped.
+    if (device.is_cuda() && cuda_ && all_contiguous(call.inputs) && all_contiguous(call.outputs))
+      return run_cuda(std::move(call));
 #endif
   }
   state_->stats.add_raw(op_name(call.op), call.received);
@@ -93,6 +107,10 @@ WorkPtr ZipBackend::run(OwnCall call) {
 
 WorkPtr ZipBackend::run_cpu(OwnCall call) {
   TORCH_CHECK(!stopped_, "zipccl: the process group was shut down");
+  // Found out when the values are there, it would leave the other ranks waiting for this one.
+  for (const at::Tensor& t : call.outputs)
+    if (call.received > 0 && at::has_internal_overlap(t) == at::MemOverlap::Yes)
+      throw Error(describe(call) + ": several values of the output share one place in memory");
   if (!worker_) worker_ = std::make_unique<Worker>();
   auto work = c10::make_intrusive<CpuWork>(rank_, call.type, "zipccl", call.inputs, call.outputs);
   const bool async = call.patience.async;
