@@ -15,5 +15,6 @@ void bind_codec(py::module_& m);
 void bind_quantizer(py::module_& m);
 void bind_policy(py::module_& m);
 void bind_backend(py::module_& m);
+void bind_dynamiq(py::module_& m);
 
 }  // namespace zipccl

@@ -17,4 +17,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   zipccl::bind_quantizer(m);
   zipccl::bind_policy(m);
   zipccl::bind_backend(m);
+  zipccl::bind_dynamiq(m);
 }

@@ -3,6 +3,8 @@
 ``import zipccl`` registers the backend "zipccl"; ``torch.distributed.init_process_group("zipccl")`` uses it.
 """
 
+import importlib
+
 from zipccl import _build_check
 
 _build_check.check()
@@ -12,9 +14,11 @@ from zipccl._version import __version__  # noqa: E402
 from zipccl.attach import attach, detach, override  # noqa: E402
 from zipccl.backend import explain, register, stats  # noqa: E402
 from zipccl.codec import compress, decompress  # noqa: E402
+from zipccl.dynamiq import DynamiQState, dynamiq_hook  # noqa: E402
 from zipccl.options import Options  # noqa: E402
 
 __all__ = [
+    "DynamiQState",
     "Error",
     "FrameError",
     "Options",
@@ -23,6 +27,7 @@ __all__ = [
     "compress",
     "decompress",
     "detach",
+    "dynamiq_hook",
     "explain",
     "override",
     "register",
@@ -37,3 +42,9 @@ FrameError.__doc__ = (
 )
 
 register()
+
+
+def __getattr__(name: str):
+    if name == "fsdp":  # imports much of torch, for those who use it
+        return importlib.import_module("zipccl.fsdp")
+    raise AttributeError(f"module 'zipccl' has no attribute {name!r}")

@@ -121,6 +121,13 @@ def _make_known(gloo: dist.Backend) -> None:
     gloo.barrier().wait()
 
 
+def make_worker_gloo(group: Any, prefix: str) -> dist.Backend:
+    """A gloo for one worker thread and nobody else. group: facts, as torch gives them to creators."""
+    gloo = _gloo(group, prefix, threads=1)
+    _make_known(gloo)
+    return gloo
+
+
 def _gloo(group: Any, prefix: str, threads: int | None = None) -> dist.Backend:
     """``threads``: that run its calls; default: torch's own choice."""
     make = dist.ProcessGroupGloo

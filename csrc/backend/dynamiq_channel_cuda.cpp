@@ -1,0 +1,49 @@
+// The CUDA side of DynamiqChannel: everything is enqueued on the calling thread, on one stream per device, which waits
+// for the caller's current stream first. The future carries an event of that stream.
+#ifdef ZIPCCL_WITH_CUDA
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "backend/dynamiq_channel.h"
+
+namespace zipccl {
+
+struct DynamiqChannel::CudaLane : Lane {
+  c10::cuda::CUDAStream stream;
+  CudaLane(BackendPtr backend, at::Device device)
+      : Lane(std::move(backend), make_cuda_engine(device)),
+        stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index())) {}
+};
+
+DynamiqChannel::FuturePtr DynamiqChannel::run_cuda(const Job& job, const at::Tensor& result,
+                                                   const std::vector<at::Tensor>& used, bool async) {
+  const at::Device device = result.device();
+  c10::cuda::CUDAGuard device_guard(device);
+  at::NoGradGuard no_grad;
+  auto& lane = cuda_lanes_[device.index()];
+  if (!lane) lane = std::make_shared<CudaLane>(cuda_, device);
+  const c10::cuda::CUDAStream caller = c10::cuda::getCurrentCUDAStream(device.index());
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), std::vector<c10::Device>{device});
+  {
+    at::cuda::CUDAEvent ready, done;
+    ready.record(caller);
+    ready.block(lane->stream);
+    c10::cuda::CUDAStreamGuard guard(lane->stream);
+    job(*lane);
+    lane->engine->take_statuses();  // of sums of raw values, which cannot be bad
+    future->markCompleted(result);  // records its event here
+    done.record(lane->stream);
+    if (!async) done.block(caller);
+  }
+  // Whoever frees these knows nothing of our stream; behind a caller who waits there is nothing to know.
+  if (async)
+    for (const at::Tensor& t : used)
+      if (t.is_cuda()) t.record_stream(lane->stream);
+  return future;
+}
+
+}  // namespace zipccl
+
+#endif  // ZIPCCL_WITH_CUDA

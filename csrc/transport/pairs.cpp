@@ -1,0 +1,60 @@
+#include "transport/pairs.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <limits>
+
+namespace zipccl {
+
+void Pairs::Exchange::wait() {
+  const auto works = std::move(works_);
+  works_.clear();
+  std::exception_ptr error;
+  for (const auto& work : works) {
+    try {
+      work->wait();
+    } catch (const std::exception&) {
+      if (!error) error = std::current_exception();
+    }
+  }
+  kept_.clear();
+  if (error) std::rethrow_exception(error);
+}
+
+int Pairs::next_tag() {
+  const int tag = tag_;
+  tag_ = tag_ == std::numeric_limits<int>::max() ? 0 : tag_ + 1;
+  return tag;
+}
+
+Pairs::Exchange Pairs::begin(const std::vector<Parcel>& sends, const std::vector<Parcel>& receives, at::Device device) {
+  at::NoGradGuard no_grad;
+  Exchange exchange;
+  for (const auto* list : {&sends, &receives})
+    for (const Parcel& p : *list) exchange.kept_.push_back(p.bytes);
+  if (device.is_cpu()) {
+    const int tag = next_tag();
+    for (const Parcel& p : receives) {
+      if (p.bytes.numel() == 0) continue;
+      std::vector<at::Tensor> one{p.bytes};
+      exchange.works_.push_back(inner_->recv(one, p.rank, tag));
+    }
+    for (const Parcel& p : sends) {
+      if (p.bytes.numel() == 0) continue;
+      std::vector<at::Tensor> one{p.bytes};
+      exchange.works_.push_back(inner_->send(one, p.rank, tag));
+    }
+    return exchange;
+  }
+  const at::Tensor nothing = at::empty({0}, at::TensorOptions(at::kByte).device(device));
+  std::vector<at::Tensor> in(world(), nothing), out(world(), nothing);
+  for (const Parcel& p : sends) in[p.rank] = p.bytes;
+  for (const Parcel& p : receives) out[p.rank] = p.bytes;
+  c10d::AllToAllOptions options;
+  options.timeout = timeout_;
+  options.asyncOp = true;
+  if (auto work = inner_->alltoall(out, in, options)) exchange.works_.push_back(std::move(work));
+  return exchange;
+}
+
+}  // namespace zipccl

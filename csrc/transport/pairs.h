@@ -1,0 +1,55 @@
+// Messages between pairs of ranks, begun now and waited for later: what multi-hop collectives are made of.
+//
+// gloo: tagged sends and receives, which its own thread carries while the caller computes. NCCL: one group of sends and
+// receives on the group's communicator, on NCCL's stream; wait() makes the current stream wait, not the host.
+#pragma once
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+namespace zipccl {
+
+class Pairs {
+ public:
+  explicit Pairs(c10::intrusive_ptr<c10d::Backend> inner, std::chrono::milliseconds timeout = c10d::kUnsetTimeout)
+      : inner_(std::move(inner)), timeout_(timeout) {}
+
+  int rank() const { return inner_->getRank(); }
+  int world() const { return inner_->getSize(); }
+  const c10::intrusive_ptr<c10d::Backend>& inner() const { return inner_; }
+
+  // uint8, 1-D, contiguous. At most one parcel to and one from each rank in an exchange; both ends know its size, and
+  // empty ones do not travel.
+  struct Parcel {
+    int rank;
+    at::Tensor bytes;
+  };
+
+  // Parcels on the way. Dropped without a wait() where something else went wrong: backends keep what they still use.
+  class Exchange {
+   public:
+    // Waits for all of it, then throws the first error.
+    void wait();
+
+   private:
+    friend class Pairs;
+    std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+    std::vector<at::Tensor> kept_;
+  };
+
+  // Every rank must begin the same exchanges in the same order; it need not have a part in each. `device`: where the
+  // parcels lie.
+  Exchange begin(const std::vector<Parcel>& sends, const std::vector<Parcel>& receives, at::Device device);
+  // An exchange in which this rank has no part.
+  void skip() { next_tag(); }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> inner_;
+  int next_tag();
+
+  std::chrono::milliseconds timeout_;
+  int tag_ = 0;  // of the next exchange (gloo)
+};
+
+}  // namespace zipccl

@@ -1,0 +1,359 @@
+"""DynamiQ: gradients summed at a few bits per coordinate ("section" here means the DynamiQ paper, arXiv 2602.08923).
+
+Lossy, and reached by name alone: no collective of torch leads here. Works on groups of the backends zipccl, gloo and
+NCCL::
+
+    state = zipccl.DynamiQState(bits=5.0)
+    ddp_model.register_comm_hook(state, zipccl.dynamiq_hook)
+
+    zipccl.dynamiq.all_reduce(tensor, state)  # the same outside a hook
+"""
+
+import math
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from zipccl import _C
+from zipccl.backend import make_worker_gloo
+
+TOPOLOGIES = ("auto", "direct", "ring", "butterfly", "hierarchical")
+WIDTHS = ("fine", "paper")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LEAST_BITS, _MOST_BITS = 1.0, 16.0
+_VERSION = 1  # of state_dict()
+
+
+class DynamiQState:
+    """What DynamiQ is to do, and where in its random numbers a run is. The same on every rank.
+
+    Args:
+        group: whose ranks are summed; default: the default group. Looked up at the first use.
+        bits: per coordinate and direction, everything counted (statistics, scales, values). 1 to 16; the paper's
+            choice is 5 (section 5).
+        topology: how partial sums travel: ``"direct"`` (each is packed once, summed in fp32 and packed once more),
+            ``"butterfly"``, ``"ring"`` (packed again at every hop), ``"hierarchical"`` (raw inside nodes, packed
+            between them), or ``"auto"``: the fastest on the link as measured at the first use, direct in doubt.
+        widths: ``"fine"``: 0 to 8 bits per super-group, by rate-distortion. ``"paper"``: 2, 4 or 8 bits by the
+            paper's thresholds, its non-uniform levels and means (sections 3.1 and 3.2).
+        seed: of the rounding. The same seed and the same calls give the same bits, on every run and device.
+        node_size: consecutive ranks that share a node; default: ``LOCAL_WORLD_SIZE`` where it divides the group's
+            size and the group spans the whole job. ``"hierarchical"`` needs it.
+        warmup_steps: optimizer steps of the hook that are left uncompressed at first.
+        exempt_below: the hook sums parameters of fewer elements in fp32, uncompressed.
+        exempt_1d: and those of at most one dimension (norms, biases).
+        error_feedback: round finished sums to nearest and carry what that loses into the next call with the same
+            bucket. Less error, no longer unbiased in each step; 4 bytes of memory per coordinate. Not with
+            ``"hierarchical"``.
+        correlated: stratify the rounding of the ranks (section 3.3), so that their errors cancel.
+        block_bytes: values, counted as fp32, that go through the pipeline together; default 8 MiB on the CPU, 32 MiB
+            on CUDA.
+
+    Raises:
+        ValueError: an argument is not one of those named above.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        bits: float = 5.0,
+        topology: str = "auto",
+        widths: str = "fine",
+        seed: int = 0,
+        *,
+        node_size: int | None = None,
+        warmup_steps: int = 0,
+        exempt_below: int = 0,
+        exempt_1d: bool = False,
+        error_feedback: bool = False,
+        correlated: bool = True,
+        block_bytes: int | None = None,
+    ):
+        if not _LEAST_BITS <= bits <= _MOST_BITS:
+            raise ValueError(f"bits must lie between {_LEAST_BITS} and {_MOST_BITS}, not {bits}")
+        if topology not in TOPOLOGIES:
+            raise ValueError(f"topology must be one of {TOPOLOGIES}, not {topology!r}")
+        if widths not in WIDTHS:
+            raise ValueError(f"widths must be one of {WIDTHS}, not {widths!r}")
+        if node_size is not None and node_size < 1:
+            raise ValueError(f"node_size must be at least 1, not {node_size}")
+        if block_bytes is not None and block_bytes < 1024:
+            raise ValueError(f"block_bytes must be at least 1024, not {block_bytes}")
+        if error_feedback and topology == "hierarchical":
+            raise ValueError('error_feedback does not go with topology="hierarchical"')
+        self.group = group
+        self.bits = float(bits)
+        self.topology = topology
+        self.widths = widths
+        self.seed = seed
+        self.node_size = node_size
+        self.warmup_steps = warmup_steps
+        self.exempt_below = exempt_below
+        self.exempt_1d = exempt_1d
+        self.error_feedback = error_feedback
+        self.correlated = correlated
+        self.block_bytes = block_bytes
+        self.calls = 0  # made so far; the place in the random numbers
+        self.steps = 0  # optimizer steps the hook has seen
+        self._residuals: dict[int, torch.Tensor] = {}  # by bucket
+        self._residuals_of: int | None = None  # rank; None: this one
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs to go on bit for bit; tensors only with ``error_feedback``.
+
+        What error feedback carries belongs to a rank: on another rank it is dropped when the state is loaded.
+        """
+        rank = self._residuals_of
+        if rank is None and self._residuals:
+            rank = dist.get_rank(self.group)
+        return {
+            "version": _VERSION,
+            "seed": self.seed,
+            "calls": self.calls,
+            "steps": self.steps,
+            "rank": rank,
+            "residuals": dict(self._residuals),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state_dict()`` gave. Needs no process group.
+
+        Raises:
+            ValueError: the dict is of a newer zipccl.
+        """
+        if state["version"] > _VERSION:
+            raise ValueError(f"this state of DynamiQ has version {state['version']}, this zipccl knows {_VERSION}")
+        self.seed, self.calls, self.steps = state["seed"], state["calls"], state["steps"]
+        self._residuals, self._residuals_of = dict(state["residuals"]), state["rank"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {**self.__dict__, "group": None}  # process groups cannot be pickled
+        if self._residuals and self._residuals_of is None:
+            kept["_residuals_of"] = dist.get_rank(self.group)
+        return kept
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """What this group's DynamiQ calls have moved on this rank, by ``"all_reduce"`` and ``"reduce_scatter"``:
+        ``calls``, ``packed_calls``, ``raw_bytes`` (received had nothing been packed) and ``wire_bytes`` (received
+        between teams of ranks that pack; raw traffic inside nodes is not counted)."""
+        return _channel(self._group()).stats()
+
+    def explain(self, tensor: torch.Tensor) -> tuple[str, bool, float]:
+        """The way a tensor goes: topology, whether raw inside nodes, and expected seconds (0: not estimated).
+
+        A collective call: with ``"auto"`` the first one measures the link.
+        """
+        channel = _channel(self._group())
+        return channel.choose(tensor.device, tensor.numel(), tensor.itemsize, self._options())
+
+    # ---- inside ----
+
+    def _group(self) -> dist.ProcessGroup:
+        return self.group if self.group is not None else c10d._get_default_group()
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "bits": self.bits,
+            "widths": self.widths,
+            "topology": self.topology,
+            "correlated": self.correlated,
+            "node_size": self._node_size(),
+            "block_bytes": self.block_bytes or 0,
+        }
+
+    def _node_size(self) -> int:
+        size = self._group().size()
+        found = self.node_size
+        if found is None:
+            # Of the whole job: only there do consecutive ranks share nodes for certain.
+            local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+            found = local if size == dist.get_world_size() and local >= 1 and size % local == 0 else 1
+        if size % found:
+            raise ValueError(f"node_size {found} does not divide the group's {size} ranks")
+        if self.topology == "hierarchical" and self.node_size is None and found == 1:
+            raise ValueError('topology="hierarchical" needs node_size, or LOCAL_WORLD_SIZE in the environment')
+        return found if self.topology in ("auto", "hierarchical") and not self.error_feedback else 1
+
+    def _next_call(self) -> int:
+        self.calls += 1
+        return self.calls - 1
+
+    def _residual(self, bucket: int, like: torch.Tensor) -> torch.Tensor | None:
+        if not self.error_feedback:
+            return None
+        if self._residuals_of is not None:
+            if self._residuals_of != dist.get_rank(self.group):
+                self._residuals.clear()
+            self._residuals_of = None
+        kept = self._residuals.get(bucket)
+        if kept is None or kept.numel() != like.numel():  # DDP rebuilds its buckets after the first step
+            kept = torch.zeros(like.numel(), dtype=torch.float32, device=like.device)
+        self._residuals[bucket] = kept = kept.to(like.device)
+        return kept
+
+
+# One per group, made at its first use and kept for its life: its calls must stay in order.
+_channels: "weakref.WeakKeyDictionary[dist.ProcessGroup, _C.DynamiqChannel]" = weakref.WeakKeyDictionary()
+
+
+def _channel(group: dist.ProcessGroup) -> _C.DynamiqChannel:
+    """Collective where it is the group's first."""
+    channel = _channels.get(group)
+    if channel is not None:
+        return channel
+    cpu = cuda = None
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        inner = backend.inner(device.type) if isinstance(backend, _C.ZipBackend) else backend
+        if inner is None:
+            continue
+        if device.type == "cpu" and inner.name() == "gloo":
+            cpu = _own_gloo(group, inner)
+        if device.type == "cuda" and inner.name() == "nccl":
+            cuda = inner
+    if cpu is None and cuda is None:
+        raise ValueError(f"DynamiQ needs gloo or NCCL under a group, and {group.group_name!r} has neither")
+    channel = _C.DynamiqChannel(group.rank(), group.size(), cpu, cuda)
+    _channels[group] = channel
+    return channel
+
+
+def _own_gloo(group: dist.ProcessGroup, gloo: dist.Backend) -> dist.Backend:
+    """Its messages must not mix with those that the caller's thread sends over the group's."""
+    facts = c10d._DistributedBackendOptions()
+    _, facts.store = c10d._world.pg_map[group]
+    facts.group_rank, facts.group_size = group.rank(), group.size()
+    facts.timeout = gloo.options._timeout
+    facts.group_id = group.group_name
+    facts.global_ranks_in_group = dist.get_process_group_ranks(group)
+    return make_worker_gloo(facts, "zipccl-dynamiq")
+
+
+def scale_of(op: Any, ranks: int) -> float:
+    """What a reduction that is a scaled sum multiplies the sum with.
+
+    Raises:
+        ValueError: it is another reduction.
+    """
+    if op == dist.ReduceOp.SUM:
+        return 1.0
+    if op == dist.ReduceOp.AVG:
+        return 1.0 / ranks
+    if op == dist.ReduceOp.PREMUL_SUM:
+        factor = op.__getstate__()[1]
+        return float(factor)
+    raise ValueError(f"DynamiQ sums and averages; it cannot do {op}")
+
+
+def all_reduce(tensor: torch.Tensor, state: DynamiQState, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    """Sums a tensor over the ranks of ``state.group``, in place.
+
+    All ranks get the same bits. A NaN or an infinity spoils the 256 coordinates around it (they come out as NaN), so
+    that loss scalers notice; zeros stay zeros.
+
+    Args:
+        tensor: float32, bfloat16 or float16, any shape and strides, on the CPU or a GPU. The result is ready with
+            respect to the current stream.
+        op: ``SUM`` or ``AVG``.
+
+    Returns:
+        ``tensor``.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: another reduction.
+        RuntimeError: a peer is gone, or the operation timed out.
+    """
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"DynamiQ takes float32, bfloat16 and float16, not {tensor.dtype}")
+    group = state._group()
+    scale = scale_of(op, group.size())
+    with torch.no_grad():
+        flat = tensor.detach().reshape(-1).contiguous()
+        residual = state._residual(-1, flat)
+        channel = _channel(group)
+        channel.all_reduce(flat, state._options(), scale, state.seed, state._next_call(), [], residual, False).wait()
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view(tensor.shape))
+    return tensor
+
+
+def reduce_scatter(
+    output: torch.Tensor, input: torch.Tensor, state: DynamiQState, op: Any = dist.ReduceOp.SUM
+) -> torch.Tensor:
+    """Sums a tensor over the ranks of ``state.group``; each rank keeps its part.
+
+    The part is summed in fp32 and not packed again, so only the first half of an all-reduce's error is there.
+    ``"hierarchical"`` counts as ``"auto"`` without nodes.
+
+    Args:
+        output: float32, bfloat16 or float16, contiguous, [N].
+        input: any of these dtypes, contiguous, [ranks x N].
+        op: ``SUM``, ``AVG`` or ``PREMUL_SUM``.
+
+    Returns:
+        ``output``.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as ``all_reduce``.
+    """
+    group = state._group()
+    scale = scale_of(op, group.size())
+    with torch.no_grad():
+        channel = _channel(group)
+        flat_in, flat_out = input.detach().view(-1), output.detach().view(-1)
+        options = state._options() | ({"topology": "auto"} if state.topology == "hierarchical" else {})
+        channel.reduce_scatter(flat_in, flat_out, options, scale, state.seed, state._next_call()).wait()
+    return output
+
+
+def _exempt(state: DynamiQState, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> list:
+    if not state.exempt_1d and state.exempt_below <= 0:
+        return []
+    return [
+        g
+        for p, g in zip(parameters, gradients, strict=True)
+        if (state.exempt_1d and p.dim() <= 1) or p.numel() < state.exempt_below
+    ]
+
+
+# DDP checks these annotations as they stand here.
+def dynamiq_hook(state: DynamiQState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook: averages a bucket of gradients with DynamiQ.
+
+    Works on whatever buckets DDP makes, beside the backward pass: on the CPU in a thread of its own, on CUDA on a
+    stream of its own. Buckets of dtypes other than float32, bfloat16 and float16 are averaged uncompressed.
+
+    Args:
+        state: the hook's state; one per DDP model.
+        bucket: DDP's.
+
+    Returns:
+        A future of the bucket's buffer.
+    """
+    buffer = bucket.buffer()
+    group = state._group()
+    channel = _channel(group)
+    scale = 1.0 / group.size()
+    warming_up = state.steps < state.warmup_steps
+    if bucket.is_last():
+        state.steps += 1
+    if warming_up or buffer.dtype not in DTYPES:
+        future = channel.all_reduce_raw(buffer, scale, True)
+    else:
+        exempt = _exempt(state, bucket.parameters(), bucket.gradients())
+        residual = state._residual(bucket.index(), buffer)
+        call = state._next_call()
+        future = channel.all_reduce(buffer, state._options(), scale, state.seed, call, exempt, residual, True)
+    return future.then(lambda done: done.value())  # DDP wants a future that Python has filled
+
+
+def wire_bytes(count: int, ranks: int, bits: float) -> int:
+    """Bytes that a rank receives for an all-reduce of ``count`` coordinates, at most: 2 (n - 1) / n at ``bits``."""
+    return math.ceil(2 * (ranks - 1) / ranks * count * bits / 8)
