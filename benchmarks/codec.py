@@ -11,15 +11,19 @@ share       of the rate that memory allows: encoding R raw bytes into W frame by
             share = rate / limit
 mismatches  values whose bits differ after encode and decode, counted at every size
 
-The three are timed in turns. On the CPU one thread runs; where the packages lz4 or zstandard are installed they are
-timed too, on the same bytes (through their Python packages, which allocate what they return). On CUDA each timing is
-one CUDA graph of several calls between two events, so that launch overhead does not count (--timing stream: calls on a
-stream, launch overhead included); up to the size of its L2 cache all three, the copy too, find their data there.
+sum         on CUDA: raw bytes of 8 frames decoded and added up per second; limit: every frame read, the sum written
+
+All are timed in turns. On the CPU one thread runs. On CUDA each timing is one CUDA graph of several calls between two
+events, so that launch overhead does not count (--timing stream: calls on a stream, launch overhead included); up to the
+size of its L2 cache all of them, the copy too, find their data there. --max-sms keeps the codec to some of the GPU's
+multiprocessors. Other compressors that are installed here (rivals.py) are timed on the same bytes, on CUDA as calls on
+a stream. plot_codec.py draws the results.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
 import time
@@ -28,12 +32,13 @@ from pathlib import Path
 
 import harness  # first: it makes the demo's helpers importable
 import machine
+import rivals
 import torch
 import zipccl
 from zipccl import _C
 
-RIVAL_MAX_BYTES = 64 << 20  # rivals are slow; beyond this their rates do not change
 ROUNDS = 7
+ADDENDS = 8
 
 
 class CpuTimer:
@@ -54,8 +59,8 @@ class CpuTimer:
 class CudaTimer:
     """Of `calls` calls, captured in one graph or put on the current stream one by one."""
 
-    def __init__(self, call: Callable[[], object], nbytes: int, graph: bool):
-        self.calls = max(1, min(64, (256 << 20) // nbytes))
+    def __init__(self, call: Callable[[], object], nbytes: int, graph: bool, most_calls: int = 64):
+        self.calls = max(1, min(most_calls, (256 << 20) // nbytes))
         self.start, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
         def run() -> None:
@@ -97,20 +102,23 @@ def measure(values: torch.Tensor, args: argparse.Namespace) -> dict:
     out = torch.full_like(values, float("nan"))
     _C.encode_into(values, room, size, **form)
     frame = room[: size.item()]
+    sms = args.max_sms
     calls: dict[str, Callable[[], object]] = {
-        "encode": lambda: _C.encode_into(values, room, size, **form),
-        "decode": lambda: _C.decode_into(frame, out),
+        "encode": lambda: _C.encode_into(values, room, size, **form, max_sms=sms),
+        "decode": lambda: _C.decode_into(frame, out, max_sms=sms),
     }
     copied = torch.empty_like(values)
     calls["copy"] = lambda: copied.copy_(values)
     if values.is_cuda:
+        frames = [frame.clone() for _ in range(ADDENDS)]
+        calls["sum"] = lambda: _C.sum_into(frames, copied, max_sms=sms)
         seconds = medians({name: CudaTimer(call, nbytes, args.timing == "graph") for name, call in calls.items()})
     else:
         seconds = medians({name: CpuTimer(call, nbytes) for name, call in calls.items()})
     copy_rate = 2 * nbytes / seconds["copy"]
     limit = copy_rate / (1 + len(frame) / nbytes)
     rates = {name: nbytes / seconds[name] for name in ("encode", "decode")}
-    return {
+    row = {
         "bytes": nbytes,
         "frame_bytes": len(frame),
         "bits": 16 * len(frame) / nbytes,
@@ -121,6 +129,10 @@ def measure(values: torch.Tensor, args: argparse.Namespace) -> dict:
         "decode_share": rates["decode"] / limit,
         "mismatches": harness.mismatches(values, out),
     }
+    if "sum" in seconds:
+        row["sum_gbps"] = ADDENDS * nbytes / seconds["sum"] / 1e9
+        row["sum_share"] = (nbytes + ADDENDS * len(frame)) / copy_rate / seconds["sum"]
+    return row
 
 
 COLUMNS = [
@@ -133,48 +145,26 @@ COLUMNS = [
     ("decode_share", "share", ".0%"),
     ("mismatches", "mismatches", "d"),
 ]
+SUM_COLUMNS = [("sum_gbps", "sum GB/s", ".2f"), ("sum_share", "share", ".0%")]
 
 
-# ---- Rivals on the CPU ----------------------------------------------------------------------------------------
+# ---- Rivals ---------------------------------------------------------------------------------------------------
 
 
-def rivals() -> dict[str, tuple[Callable, Callable]]:
-    """Name to (compress, decompress) of the general compressors installed here."""
-    found: dict[str, tuple[Callable, Callable]] = {}
-    try:
-        import lz4.block
-
-        found["lz4"] = (lz4.block.compress, lz4.block.decompress)
-    except ImportError:
-        pass
-    try:
-        import zstandard
-
-        found["zstd -1"] = (zstandard.ZstdCompressor(level=1).compress, zstandard.ZstdDecompressor().decompress)
-    except ImportError:
-        pass
-    return found
-
-
-def measure_rival(name: str, functions: tuple[Callable, Callable], values: torch.Tensor, ours: dict) -> dict:
-    compress, decompress = functions
-    data = values.view(torch.uint8).numpy().tobytes()
-    packed = compress(data)
-    seconds = medians(
-        {
-            "encode": CpuTimer(lambda: compress(data), len(data)),
-            "decode": CpuTimer(lambda: decompress(packed), len(data)),
-        }
-    )
-    rates = {way: len(data) / t / 1e9 for way, t in seconds.items()}
+def measure_rival(rival: rivals.Rival, ours: dict, device: str) -> dict:
+    nbytes = ours["bytes"]
+    timer = functools.partial(CudaTimer, graph=False, most_calls=8) if device == "cuda" else CpuTimer
+    seconds = medians({"encode": timer(rival.encode, nbytes), "decode": timer(rival.decode, nbytes)})
+    rates = {way: nbytes / t / 1e9 for way, t in seconds.items()}
     return {
-        "rival": name,
-        "bytes": len(data),
-        "bits": 16 * len(packed) / len(data),
+        "rival": rival.name,
+        "bytes": nbytes,
+        "bits": 16 * rival.packed_bytes / nbytes,
         "encode_gbps": rates["encode"],
         "encode_ratio": ours["encode_gbps"] / rates["encode"],
         "decode_gbps": rates["decode"],
         "decode_ratio": ours["decode_gbps"] / rates["decode"],
+        "exact": bool(rival.exact()),
     }
 
 
@@ -197,6 +187,7 @@ def main() -> int:
     parser.add_argument("--code", choices=["fast", "raw"], default="fast")
     parser.add_argument("--layout", choices=["compact", "split"], default="compact")
     parser.add_argument("--checksum", action="store_true")
+    parser.add_argument("--max-sms", type=int, default=0, metavar="N", help="CUDA only; 0: all")
     parser.add_argument("--timing", choices=["graph", "stream"], default="graph", help="CUDA only")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
@@ -212,22 +203,29 @@ def main() -> int:
     isa = f", one thread, {_C.best_isa()}" if device == "cpu" else ""
     print(f"zipccl {zipccl.__version__}, code {args.code}, {args.layout} frames, on {facts['device']}{isa}")
     print(f"values: {source.name}")
-    table, rival_table = harness.Table(COLUMNS), harness.Table(RIVAL_COLUMNS)
+    table = harness.Table(COLUMNS + SUM_COLUMNS if device == "cuda" else COLUMNS)
+    rival_table = harness.Table(RIVAL_COLUMNS)
     table.head()
     for nbytes in sizes:
         table.add(measure(source.take(nbytes // 2).to(device), args))
-    others = rivals() if device == "cpu" else {}
-    if others:
-        print("\nGeneral compressors on the same bytes:")
-        rival_table.head()
-        for ours in table.rows:
-            if ours["bytes"] <= RIVAL_MAX_BYTES:
-                for name, functions in others.items():
-                    rival_table.add(measure_rival(name, functions, source.take(ours["bytes"] // 2), ours))
     run = {"what": "codec", "code": args.code, "layout": args.layout, "checksum": args.checksum, "values": source.name}
-    run |= {"timing": args.timing if device == "cuda" else "one thread", "rows": table.rows, "rivals": rival_table.rows}
+    run |= {"max_sms": args.max_sms, "timing": args.timing if device == "cuda" else "one thread"}
+    run |= {"rows": table.rows, "rivals": rival_table.rows}
+    harness.write_json(args.json, facts | run)  # whatever becomes of the others
+    for ours in table.rows:
+        if device == "cpu" and ours["bytes"] > rivals.MAX_BYTES:
+            break
+        values = source.take(ours["bytes"] // 2).to(device)
+        for rival in rivals.on_cuda(values) if device == "cuda" else rivals.on_cpu(values):
+            if not rival_table.rows:
+                print("\nOther compressors on the same bytes:")
+                rival_table.head()
+            rival_table.add(measure_rival(rival, ours, device))
     harness.write_json(args.json, facts | run)
     wrong = sum(row["mismatches"] for row in table.rows)
+    for row in rival_table.rows:
+        if not row["exact"]:
+            print(f"{row['rival']} did not give {row['bytes']} bytes back", file=sys.stderr)
     if wrong:
         print(f"{wrong} values came back with other bits", file=sys.stderr)
     return 1 if wrong else 0

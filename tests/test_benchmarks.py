@@ -4,6 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import codec  # noqa: E402
 import collectives  # noqa: E402
 import harness  # noqa: E402
+import plot_codec  # noqa: E402
 from all_gather import AllGather  # noqa: E402
 
 FACTS = {"what", "date", "command", "device", "zipccl", "torch", "python"}
@@ -54,6 +56,11 @@ def test_codec(tmp_path, tensor_file):
     for row in facts["rivals"]:
         ours = next(r for r in rows if r["bytes"] == row["bytes"])
         assert row["encode_ratio"] == pytest.approx(ours["encode_gbps"] / row["encode_gbps"])
+        assert row["exact"]
+    svg = xml.etree.ElementTree.fromstring(plot_codec.draw(facts))
+    lines = {"zipccl", "limit"} | {row["rival"] for row in facts["rivals"]}
+    assert len(svg.findall(".//{*}polyline")) == 2 * len(lines)
+    assert lines | {"64K", "128K", "256K"} <= {element.text for element in svg.findall(".//{*}text")}
     assert "64 KiB" in done.stdout and "mismatches" in done.stdout
 
 

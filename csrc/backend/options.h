@@ -21,6 +21,7 @@ struct BackendOptions {
   DesignChoice design = DesignChoice::automatic;
   std::optional<at::ScalarType> wire_dtype;  // of zipped reduce-scatter and all-reduce
   bool checksum = false;
+  int max_sms = 0;                    // multiprocessors the CUDA codec may use at a time, 0: all
   bool log_decisions = false;         // ZIPCCL_DEBUG=INFO
   std::optional<uint64_t> min_bytes;  // bytes of a call below which it stays raw
 

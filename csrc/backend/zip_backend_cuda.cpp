@@ -109,6 +109,7 @@ struct ZipBackend::CudaState {
 ZipBackend::CudaState& ZipBackend::cuda_state(at::Device device) {
   auto& state = cuda_states_[device.index()];
   if (!state) state = std::make_shared<CudaState>(device);
+  state->engine->limit_sms(options_.max_sms);
   return *state;
 }
 

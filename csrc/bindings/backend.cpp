@@ -24,6 +24,7 @@ BackendOptions parse_options(const py::dict& d) {
   if (!d["wire_dtype"].is_none()) o.wire_dtype = d["wire_dtype"].cast<at::ScalarType>();
   o.checksum = d["checksum"].cast<bool>();
   o.min_bytes = d["min_bytes"].cast<std::optional<uint64_t>>();
+  o.max_sms = d["max_sms"].cast<std::optional<int>>().value_or(0);
   o.log_decisions = d["log_decisions"].cast<bool>();
   return o;
 }
@@ -44,6 +45,7 @@ py::dict options_dict(const ZipBackend& backend) {
   d["wire_dtype"] = py::cast(o.wire_dtype);
   d["checksum"] = o.checksum;
   d["min_bytes"] = py::cast(o.min_bytes);
+  d["max_sms"] = o.max_sms > 0 ? py::cast(o.max_sms) : py::none();
   d["log_decisions"] = o.log_decisions;
   return d;
 }

@@ -40,10 +40,14 @@ FrameOptions parse_options(const at::Tensor& t, const std::string& code, const s
   return o;
 }
 
-std::unique_ptr<Engine> engine_for(const at::Tensor& t) {
+std::unique_ptr<Engine> engine_for(const at::Tensor& t, [[maybe_unused]] int max_sms = 0) {
   if (t.is_cpu()) return make_cpu_engine();
 #ifdef ZIPCCL_WITH_CUDA
-  if (t.is_cuda()) return make_cuda_engine(t.device());
+  if (t.is_cuda()) {
+    auto engine = make_cuda_engine(t.device());
+    engine->limit_sms(max_sms);
+    return engine;
+  }
 #endif
   throw Error("zipccl: this build has no codec for " + t.device().str() + " tensors");
 }
@@ -123,7 +127,7 @@ at::Tensor decompress(at::Tensor frame, const std::string& isa_name) {
 
 // Into the caller's memory and, on CUDA, without waiting for the device: for benchmarks and CUDA graphs.
 void encode_into(const at::Tensor& t, at::Tensor frame, at::Tensor size, const std::string& code,
-                 const std::string& layout, bool checksum) {
+                 const std::string& layout, bool checksum, int max_sms) {
   FrameOptions options = parse_options(t, code, layout, checksum);
   check_frame(frame);
   if (!t.is_contiguous() || t.is_conj() || t.is_neg() || size.scalar_type() != at::kLong || size.numel() != 1 ||
@@ -131,18 +135,36 @@ void encode_into(const at::Tensor& t, at::Tensor frame, at::Tensor size, const s
       static_cast<uint64_t>(frame.numel()) < frame_bound(options, t.numel()))
     throw py::value_error("encode_into needs a contiguous tensor, a frame of frame_bound() bytes and an int64 size");
   py::gil_scoped_release release;
-  engine_for(t)->encode({t}, options, {frame}, size);
+  engine_for(t, max_sms)->encode({t}, options, {frame}, size);
 }
 
 // CUDA: the frame's status is not looked at; decompress() does that.
-void decode_into(const at::Tensor& frame, at::Tensor out) {
+void decode_into(const at::Tensor& frame, at::Tensor out, int max_sms) {
   check_frame(frame);
   DType dtype;
   if (!out.is_contiguous() || !frame.is_contiguous() || frame.device() != out.device() ||
       !frame_dtype(out.scalar_type(), &dtype))
     throw py::value_error("decode_into needs a contiguous frame and output on one device");
   py::gil_scoped_release release;
-  engine_for(out)->decode({{frame, out, "the caller"}}, dtype, "zipccl decode_into");
+  engine_for(out, max_sms)->decode({{frame, out, "the caller"}}, dtype, "zipccl decode_into");
+}
+
+// decode_sum() of frames of the output's dtype; likewise.
+void sum_into(const std::vector<at::Tensor>& frames, at::Tensor out, int max_sms) {
+  SumOptions options;
+  if (!frame_dtype(out.scalar_type(), &options.in) || !can_sum(options.in, options.in) || !out.is_contiguous())
+    throw py::value_error("sum_into needs a contiguous output of bf16, fp16 or fp32");
+  options.out = options.in;
+  std::vector<Engine::Addend> addends;
+  for (const at::Tensor& frame : frames) {
+    check_frame(frame);
+    if (!frame.is_contiguous() || frame.device() != out.device())
+      throw py::value_error("sum_into needs contiguous frames on the output's device");
+    addends.push_back({frame, true, "the caller"});
+  }
+  if (addends.empty()) throw py::value_error("sum_into needs a frame");
+  py::gil_scoped_release release;
+  engine_for(out, max_sms)->decode_sum(addends, options, out, "zipccl sum_into");
 }
 
 py::dict frame_info(const at::Tensor& frame) {
@@ -165,8 +187,9 @@ void bind_codec(py::module_& m) {
         py::arg("checksum") = true, py::arg("isa") = "best");
   m.def("decompress", &decompress, py::arg("frame"), py::arg("isa") = "best");
   m.def("encode_into", &encode_into, py::arg("tensor"), py::arg("frame"), py::arg("size"), py::arg("code") = "fast",
-        py::arg("layout") = "compact", py::arg("checksum") = false);
-  m.def("decode_into", &decode_into, py::arg("frame"), py::arg("out"));
+        py::arg("layout") = "compact", py::arg("checksum") = false, py::arg("max_sms") = 0);
+  m.def("decode_into", &decode_into, py::arg("frame"), py::arg("out"), py::arg("max_sms") = 0);
+  m.def("sum_into", &sum_into, py::arg("frames"), py::arg("out"), py::arg("max_sms") = 0);
   m.def("frame_info", &frame_info, py::arg("frame"));
   m.def(
       "frame_bound",

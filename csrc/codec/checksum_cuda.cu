@@ -32,43 +32,43 @@ __device__ __forceinline__ uint64_t block_sum(uint64_t v) {
   __shared__ uint64_t sums[kThreads / kWarpSize];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   v = warp_sum(v);
+  __syncthreads();  // the sums before these have been read
   if (lane == 0) sums[warp] = v;
   __syncthreads();
   return warp == 0 ? warp_sum(lane < kThreads / kWarpSize ? sums[lane] : uint64_t{0}) : 0;
 }
 
-// Grid: (blocks, jobs). The block that adds last writes the header again, with the sum.
-__global__ void __launch_bounds__(kThreads) add_checksum_kernel(const __grid_constant__ EncodeLaunch launch) {
-  const EncodeJob& job = launch.job[blockIdx.y];
-  unsigned long long* total = reinterpret_cast<unsigned long long*>(launch.checksums + kChecksumWords * blockIdx.y);
+// Share `share` of `shares` of job i. The one that adds last writes the header again, with the sum.
+__device__ __forceinline__ void add_checksum(const EncodeLaunch& launch, int i, uint32_t share, uint32_t shares) {
+  const EncodeJob& job = launch.job[i];
+  unsigned long long* total = reinterpret_cast<unsigned long long*>(launch.checksums + kChecksumWords * i);
   const uint64_t frame_bytes = load_header(job.dst).frame_bytes;
-  const uint64_t thread = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const uint64_t sum = block_sum(strided_sum(static_cast<const uint8_t*>(job.dst), frame_bytes, thread,
-                                             static_cast<uint64_t>(gridDim.x) * kThreads));
+  const uint64_t sum = block_sum(strided_sum(static_cast<const uint8_t*>(job.dst), frame_bytes,
+                                             uint64_t{share} * kThreads + threadIdx.x, uint64_t{shares} * kThreads));
   if (threadIdx.x != 0) return;
   atomicAdd(&total[0], sum);
   __threadfence();
-  if (atomicAdd(&total[1], 1ull) + 1 < gridDim.x) return;
+  if (atomicAdd(&total[1], 1ull) + 1 < shares) return;
   __threadfence();
   write_header(launch.header, job.count, frame_bytes, atomicAdd(&total[0], 0ull), job.dst);
 }
 
-// Grid: (shares, jobs or inputs). It says nothing about tables and tiles; the decoders check those where they use them.
+// Of job or input i. It says nothing about tables and tiles; the decoders check those where they use them.
 template <typename Launch>
-__global__ void __launch_bounds__(kThreads) check_frames_kernel(const __grid_constant__ Launch launch) {
-  let_next_begin();
-  const Received in = received(launch, blockIdx.y);
+__device__ __forceinline__ void check_frame(const Launch& launch, int i, uint32_t share) {
+  const Received in = received(launch, i);
   Status status = readable(in, launch.dtype) ? Status::ok : Status::truncated;
   FrameHeader h = {};
   if (status == Status::ok && in.is_frame) {
     h = load_header(in.data);
     const bool has_checksum = (h.flags & kFlagChecksum) != 0;
-    if (!has_checksum && blockIdx.x != 0) return;
+    if (!has_checksum && share != 0) return;
     status = check_header(h, in.available, launch.dtype, in.count);
     if (status == Status::ok && has_checksum) {
-      const uint64_t thread = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
-      const uint64_t sum = block_sum(strided_sum(in.data, h.frame_bytes, thread, gridDim.x * uint64_t{kThreads}));
-      if (threadIdx.x == 0) launch.sums.of[static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = sum;
+      const uint32_t shares = launch.sums.per_job;
+      const uint64_t sum = block_sum(
+          strided_sum(in.data, h.frame_bytes, uint64_t{share} * kThreads + threadIdx.x, uint64_t{shares} * kThreads));
+      if (threadIdx.x == 0) launch.sums.of[static_cast<uint64_t>(i) * shares + share] = sum;
     }
     // A frame without values has no decoder to look at it. Nothing follows its header, so its checksum is 0.
     if (status == Status::ok && in.count == 0) {
@@ -76,25 +76,39 @@ __global__ void __launch_bounds__(kThreads) check_frames_kernel(const __grid_con
       if (h.frame_bytes != kHeaderBytes) status = Status::bad_table;
     }
   }
-  if (threadIdx.x == 0 && blockIdx.x == 0) launch.status[blockIdx.y] = static_cast<int32_t>(status);
+  if (threadIdx.x == 0 && share == 0) launch.status[i] = static_cast<int32_t>(status);
+}
+
+// Grids: any number of blocks, for the shares of one job after those of another.
+__global__ void __launch_bounds__(kThreads)
+    add_checksum_kernel(const __grid_constant__ EncodeLaunch launch, uint32_t shares) {
+  for (uint32_t work = blockIdx.x; work < shares * launch.n; work += gridDim.x) {
+    add_checksum(launch, work / shares, work % shares, shares);
+  }
+}
+template <typename Launch>
+__global__ void __launch_bounds__(kThreads) check_frames_kernel(const __grid_constant__ Launch launch) {
+  let_next_begin();
+  const uint32_t shares = launch.sums.per_job;
+  for (uint32_t work = blockIdx.x; work < shares * launch.n; work += gridDim.x) {
+    check_frame(launch, work / shares, work % shares);
+  }
 }
 
 template <typename Launch>
 cudaError_t check(const Launch& launch, cudaStream_t stream) {
-  const dim3 grid(launch.sums.per_job, static_cast<unsigned>(launch.n));
-  check_frames_kernel<<<grid, kThreads, 0, stream>>>(launch);
+  const uint64_t blocks = launch.processors.blocks_for(uint64_t{launch.sums.per_job} * launch.n);
+  check_frames_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(launch);
   return cudaGetLastError();
 }
 
 }  // namespace
 
 cudaError_t launch_add_checksum(const EncodeLaunch& launch, uint64_t most_frame_bytes, cudaStream_t stream) {
-  int processors = 0;
-  const cudaError_t error = processor_count(&processors);
-  if (error != cudaSuccess) return error;
-  const uint64_t wanted = at_least_one(ceil_div(most_frame_bytes, kAddBlockBytes)), most = 8 * processors;
-  const dim3 grid(static_cast<unsigned>(wanted < most ? wanted : most), static_cast<unsigned>(launch.n));
-  add_checksum_kernel<<<grid, kThreads, 0, stream>>>(launch);
+  const uint64_t wanted = at_least_one(ceil_div(most_frame_bytes, kAddBlockBytes)), most = 8 * launch.processors.n;
+  const uint32_t shares = static_cast<uint32_t>(wanted < most ? wanted : most);
+  const uint64_t blocks = launch.processors.blocks_for(uint64_t{shares} * launch.n);
+  add_checksum_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(launch, shares);
   return cudaGetLastError();
 }
 

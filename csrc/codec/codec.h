@@ -113,6 +113,7 @@ uint64_t payload_checksum(const void* payload, uint64_t bytes);
 // ---- CUDA -----------------------------------------------------------------------------------------------------
 // Asynchronous on `stream` (a cudaStream_t). Device errors inside a frame are not returned but written to device
 // memory: *device_status (one int32 per job, zeroed by the call) holds a Status when the stream has passed the call.
+// max_sms: how many multiprocessors the kernels may use at a time; 0: all.
 
 struct EncodeJob {
   const void* src;  // device, aligned to 16 bytes for full speed, to its dtype at least
@@ -136,18 +137,19 @@ uint64_t encode_scratch_bytes(const EncodeJob* jobs, int n, const FrameOptions& 
 // Encodes n tensors of one dtype. The size of frame i is header.frame_bytes of jobs[i].dst, and, when frame_bytes is
 // not null, also frame_bytes[i] (device memory).
 Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* scratch, uint64_t* frame_bytes,
-              void* stream);
+              void* stream, int max_sms = 0);
 
 // Scratch for decode() and decode_sum(), whatever they are given: device memory, 16-byte aligned, need not be cleared.
 uint64_t decode_scratch_bytes();
 
 // Decodes n frames of one dtype. device_status: int32 [n] in device memory (or mapped host memory).
-Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status, void* scratch, void* stream);
+Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status, void* scratch, void* stream,
+              int max_sms = 0);
 
 // decode_sum() on device memory, at most 240 inputs (more: Status::unsupported) in one launch. device_status: int32
 // [n], one per input.
 Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOptions& options, void* dst,
-                  int32_t* device_status, void* scratch, void* stream);
+                  int32_t* device_status, void* scratch, void* stream, int max_sms = 0);
 
 }  // namespace cuda
 #endif

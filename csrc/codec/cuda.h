@@ -5,7 +5,9 @@
 // sum_cuda.cu        decode_sum()
 // raw_cuda.cu        Code::raw
 // checksum_cuda.cu   payload checksum; header check ahead of every decode
-// cuda_device.cuh    device functions they share; fast_decode.cuh: those of Code::fast, frame to values
+// cuda_device.cuh    device functions they share
+// fast_encode.cuh, fast_encode_group.cuh, fast_decode.cuh   those of Code::fast: tiles and groups
+// hopper.cuh         what only sm_90 and later have
 //
 // Jobs travel by value in kernel parameters, so a call copies nothing to the device and can be captured in a graph. A
 // launch takes up to kJobsPerLaunch of them; job i owns blocks [first_block[i], first_block[i + 1]).
@@ -21,11 +23,24 @@ namespace cuda {
 constexpr int kJobsPerLaunch = 64;
 constexpr uint64_t kRawBlockBytes = 64 << 10;  // bytes of a tensor that one block of a raw kernel copies
 
+// Multiprocessors that a launch may use: all of them, or fewer, and then its kernels have no more blocks than that and
+// do not overlap. Blocks of work are then shared out to the kernel's: each block takes those blockIdx.x, blockIdx.x +
+// gridDim.x, ...
+struct Processors {
+  int n;
+  bool limited;
+
+  uint64_t blocks_for(uint64_t work) const {
+    return limited && work > static_cast<uint64_t>(n) ? static_cast<uint64_t>(n) : work;
+  }
+};
+
 struct EncodeLaunch {
   FrameHeader header;     // what the frames have in common: all but count, frame_bytes, checksum, header_check
   uint64_t* frame_bytes;  // per job; may be null
   uint64_t* checksums;    // Checksum [n], cleared; null without checksum
-  uint64_t* states;       // fast: one per group, cleared; see exclusive_prefix() in fast_encode.cu
+  uint64_t* states;       // fast: one per group, then the number of the next group; cleared. fast_encode_group.cuh
+  Processors processors;
   int n;
   uint64_t first_block[kJobsPerLaunch + 1];
   EncodeJob job[kJobsPerLaunch];
@@ -41,6 +56,7 @@ constexpr uint32_t kMostSums = 1024;
 
 struct DecodeLaunch {
   uint8_t dtype;
+  Processors processors;
   int32_t* status;  // per job
   Sums sums;
   int n;
@@ -54,8 +70,10 @@ constexpr int kMostSumInputs = 240;
 struct SumLaunch {
   uint8_t dtype;  // of the inputs
   uint8_t out;
+  Processors processors;
   float scale;
   float divisor;
+  float factor;  // applied after it; one of the two is 1
   void* dst;
   uint64_t count;
   int32_t* status;  // per input
@@ -74,7 +92,7 @@ constexpr uint64_t kChecksumWords = 2;
 
 // Each returns the launch's error. Jobs of a launch have at least one block in all unless stated otherwise.
 // Clears scratch; the kernel launched behind it may begin at once, see launch_behind().
-cudaError_t launch_clear(uint64_t* words, uint64_t n, cudaStream_t stream);
+cudaError_t launch_clear(uint64_t* words, uint64_t n, Processors processors, cudaStream_t stream);
 cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_raw_encode(const EncodeLaunch& launch, cudaStream_t stream);
 // Adds the checksum to frames that are complete but for it.
@@ -95,11 +113,14 @@ inline uint64_t fast_decode_blocks(uint64_t count) { return group_count(count); 
 inline uint64_t raw_encode_blocks(uint64_t bytes) { return at_least_one(ceil_div(bytes, kRawBlockBytes)); }
 inline uint64_t raw_decode_blocks(uint64_t bytes) { return ceil_div(bytes, kRawBlockBytes); }
 
-// Multiprocessors of the current device.
-inline cudaError_t processor_count(int* n) {
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  return error != cudaSuccess ? error : cudaDeviceGetAttribute(n, cudaDevAttrMultiProcessorCount, device);
+// At most `most` multiprocessors of the current device; 0: all.
+inline cudaError_t processors_of_device(int most, Processors* processors) {
+  int device = 0, n = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
+  const bool limited = most > 0 && most < n;
+  *processors = {limited ? most : n, limited};
+  return error;
 }
 
 // Shares of a frame of the launch's, for Sums::per_job.
@@ -125,11 +146,12 @@ inline bool has_hopper_launches() {
 }
 
 // Launches a kernel that begins when every block of the one before it in the stream has called let_next_begin(), so
-// that their latencies overlap. It calls wait_for_previous() before it uses what that one writes, and before it ends.
-// cluster: blocks that run at the same time and see each other's shared memory; needs has_hopper_launches().
+// that their latencies overlap, unless processors are limited. It calls wait_for_previous() before it uses what that
+// one writes, and before it ends. cluster: blocks that run at the same time and see each other's shared memory; needs
+// has_hopper_launches().
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_behind(void (*kernel)(Parameters...), uint64_t blocks, unsigned cluster, int threads, size_t shared,
-                          cudaStream_t stream, const Arguments&... arguments) {
+cudaError_t launch_behind(void (*kernel)(Parameters...), Processors processors, uint64_t blocks, unsigned cluster,
+                          int threads, size_t shared, cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(blocks);
   config.blockDim = threads;
@@ -142,7 +164,7 @@ cudaError_t launch_behind(void (*kernel)(Parameters...), uint64_t blocks, unsign
   attributes[1].val.clusterDim.x = cluster;
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   config.attrs = attributes;
-  config.numAttrs = !has_hopper_launches() ? 0 : cluster > 1 ? 2 : 1;
+  config.numAttrs = processors.limited || !has_hopper_launches() ? 0 : cluster > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

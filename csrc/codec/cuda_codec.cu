@@ -9,8 +9,8 @@ constexpr int kClearThreads = 256;
 
 __global__ void __launch_bounds__(kClearThreads) clear_kernel(uint64_t* words, uint64_t n) {
   let_next_begin();
-  const uint64_t i = static_cast<uint64_t>(blockIdx.x) * kClearThreads + threadIdx.x;
-  if (i < n) words[i] = 0;
+  const uint64_t step = static_cast<uint64_t>(gridDim.x) * kClearThreads;
+  for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * kClearThreads + threadIdx.x; i < n; i += step) words[i] = 0;
 }
 
 // In all jobs of a call: far beyond any device's memory, and a grid's limit of 2^31 even where a group takes 32 blocks.
@@ -36,13 +36,14 @@ uint64_t encode_blocks(const FrameOptions& options, uint64_t count) {
 
 // Scratch of encode(), all of it cleared:
 //   checksums   kChecksumWords per job   with checksum
-//   states      one per group            fast
+//   states      one per group, and one more per launch    fast
 struct Scratch {
   uint64_t states, words;  // 64-bit words: where states begin, and the size of all
 
   Scratch(const EncodeJob* jobs, int n, const FrameOptions& options) {
     states = words = options.checksum ? kChecksumWords * n : 0;
     if (effective_code(options) != Code::fast) return;
+    words += ceil_div(n, kJobsPerLaunch);
     for (int i = 0; i < n; ++i) words += encode_blocks(options, jobs[i].count);
   }
 };
@@ -68,8 +69,9 @@ uint64_t number_blocks(Launch* launch, Blocks blocks_of) {
 
 }  // namespace
 
-cudaError_t launch_clear(uint64_t* words, uint64_t n, cudaStream_t stream) {
-  clear_kernel<<<static_cast<unsigned>(ceil_div(n, kClearThreads)), kClearThreads, 0, stream>>>(words, n);
+cudaError_t launch_clear(uint64_t* words, uint64_t n, Processors processors, cudaStream_t stream) {
+  const uint64_t blocks = processors.blocks_for(ceil_div(n, kClearThreads));
+  clear_kernel<<<static_cast<unsigned>(blocks), kClearThreads, 0, stream>>>(words, n);
   return cudaGetLastError();
 }
 
@@ -79,9 +81,9 @@ uint64_t encode_scratch_bytes(const EncodeJob* jobs, int n, const FrameOptions& 
 }
 
 Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* scratch, uint64_t* frame_bytes,
-              void* stream) {
+              void* stream, int max_sms) {
   if (n == 0) return Status::ok;
-  if (jobs == nullptr || n < 0) return Status::bad_argument;
+  if (jobs == nullptr || n < 0 || max_sms < 0) return Status::bad_argument;
   const auto blocks_of = [&](uint64_t count) { return encode_blocks(options, count); };
   uint64_t most_frame_bytes = 0;
   for (int i = 0; i < n; ++i) {
@@ -96,19 +98,23 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
   uint64_t* words = static_cast<uint64_t*>(scratch);
   if (sizes.words != 0 && (words == nullptr || !aligned(words, 16))) return Status::bad_argument;
 
+  Processors processors;
+  if (processors_of_device(max_sms, &processors) != cudaSuccess) return Status::device_error;
   const cudaStream_t cuda_stream = static_cast<cudaStream_t>(stream);
-  if (sizes.words != 0 && launch_clear(words, sizes.words, cuda_stream) != cudaSuccess) return Status::device_error;
+  if (sizes.words != 0 && launch_clear(words, sizes.words, processors, cuda_stream) != cudaSuccess)
+    return Status::device_error;
   const bool fast = effective_code(options) == Code::fast;
   uint64_t* states = words + sizes.states;
   for (int first = 0; first < n; first += kJobsPerLaunch) {
     EncodeLaunch launch = {};
     launch.header = make_header(options, 0, 0, 0);
+    launch.processors = processors;
     launch.n = n - first < kJobsPerLaunch ? n - first : kJobsPerLaunch;
     for (int i = 0; i < launch.n; ++i) launch.job[i] = jobs[first + i];
     launch.frame_bytes = frame_bytes == nullptr ? nullptr : frame_bytes + first;
     launch.checksums = options.checksum ? words + kChecksumWords * first : nullptr;
     launch.states = states;
-    states += number_blocks(&launch, blocks_of);
+    states += number_blocks(&launch, blocks_of) + 1;
     if ((fast ? launch_fast_encode : launch_raw_encode)(launch, cuda_stream) != cudaSuccess) {
       return Status::device_error;
     }
@@ -121,10 +127,13 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
 
 uint64_t decode_scratch_bytes() { return sizeof(uint64_t) * kMostSums; }
 
-Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status, void* scratch, void* stream) {
+Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status, void* scratch, void* stream,
+              int max_sms) {
   if (n == 0) return Status::ok;
   const uint64_t value_bytes = dtype_bytes(static_cast<uint8_t>(dtype));
-  if (jobs == nullptr || n < 0 || device_status == nullptr || value_bytes == 0) return Status::bad_argument;
+  if (jobs == nullptr || n < 0 || device_status == nullptr || value_bytes == 0 || max_sms < 0) {
+    return Status::bad_argument;
+  }
   if (scratch == nullptr || !aligned(scratch, 16)) return Status::bad_argument;
   const bool fast = dtype == DType::bf16;  // its decoder takes raw frames too
   const auto blocks_of = [&](uint64_t count) {
@@ -137,9 +146,12 @@ Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status,
   }
   if (total_blocks(jobs, n, blocks_of) > kMostBlocks) return Status::unsupported;
 
+  Processors processors;
+  if (processors_of_device(max_sms, &processors) != cudaSuccess) return Status::device_error;
   const cudaStream_t cuda_stream = static_cast<cudaStream_t>(stream);
   for (int first = 0; first < n; first += kJobsPerLaunch) {
     DecodeLaunch launch = {};
+    launch.processors = processors;
     launch.dtype = static_cast<uint8_t>(dtype);
     launch.status = device_status + first;
     launch.n = n - first < kJobsPerLaunch ? n - first : kJobsPerLaunch;

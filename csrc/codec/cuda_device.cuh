@@ -99,40 +99,40 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// ---- Copies by a whole block ----------------------------------------------------------------------------------
+// ---- Copies by many threads -----------------------------------------------------------------------------------
 
 template <typename T>
-__device__ void block_copy_as(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+__device__ void copy_as(uint32_t threads, uint32_t thread, uint8_t* dst, const uint8_t* src, uint64_t bytes) {
   T* d = reinterpret_cast<T*>(dst);
   const T* s = reinterpret_cast<const T*>(src);
   const uint64_t n = bytes / sizeof(T);
   constexpr int kUnroll = 4;
-  uint64_t i = threadIdx.x;
-  for (; i + (kUnroll - 1) * blockDim.x < n; i += kUnroll * blockDim.x) {
+  uint64_t i = thread;
+  for (; i + (kUnroll - 1) * threads < n; i += kUnroll * threads) {
     T v[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) v[u] = s[i + u * blockDim.x];
+    for (int u = 0; u < kUnroll; ++u) v[u] = s[i + u * threads];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) d[i + u * blockDim.x] = v[u];
+    for (int u = 0; u < kUnroll; ++u) d[i + u * threads] = v[u];
   }
-  for (; i < n; i += blockDim.x) d[i] = s[i];
+  for (; i < n; i += threads) d[i] = s[i];
   const uint64_t done = n * sizeof(T);
-  for (uint64_t b = done + threadIdx.x; b < bytes; b += blockDim.x) dst[b] = src[b];
+  for (uint64_t b = done + thread; b < bytes; b += threads) dst[b] = src[b];
 }
 
 // By the widest access that both addresses allow.
-__device__ inline void block_copy(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+__device__ inline void copy_by(uint32_t threads, uint32_t thread, uint8_t* dst, const uint8_t* src, uint64_t bytes) {
   const uintptr_t bits = reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src);
   if (bits % 16 == 0) {
-    block_copy_as<uint4>(dst, src, bytes);
+    copy_as<uint4>(threads, thread, dst, src, bytes);
   } else if (bits % 8 == 0) {
-    block_copy_as<uint2>(dst, src, bytes);
+    copy_as<uint2>(threads, thread, dst, src, bytes);
   } else if (bits % 4 == 0) {
-    block_copy_as<uint32_t>(dst, src, bytes);
+    copy_as<uint32_t>(threads, thread, dst, src, bytes);
   } else if (bits % 2 == 0) {
-    block_copy_as<uint16_t>(dst, src, bytes);
+    copy_as<uint16_t>(threads, thread, dst, src, bytes);
   } else {
-    block_copy_as<uint8_t>(dst, src, bytes);
+    copy_as<uint8_t>(threads, thread, dst, src, bytes);
   }
 }
 

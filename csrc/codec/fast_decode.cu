@@ -1,4 +1,4 @@
-// Code::fast, frame to tensor. The first warp of a block plans, then all of them decode: see fast_decode.cuh.
+// Code::fast, frame to tensor. The first warp of a team plans, then all of them decode: see fast_decode.cuh.
 #include "codec/fast_decode.cuh"
 
 namespace zipccl {
@@ -6,8 +6,27 @@ namespace cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * kWarpSize;
-constexpr uint64_t kManyBlocks = 4;  // per processor: then there is a whole group for every resident block
+constexpr int kTeamThreads = kWarps * kWarpSize;
+constexpr int kMostTeams = 4;
+constexpr uint64_t kManyGroups = 4;  // per processor: then there is a whole one for every resident team
+
+// Eight warps of a block that work on the same group. A block has one team, or, where there may be only one block to a
+// multiprocessor, as many as fit.
+template <int kTeams>
+struct Team {
+  int index = kTeams == 1 ? 0 : threadIdx.x / kTeamThreads;
+  int warp = threadIdx.x / kWarpSize % kWarps;
+  int lane = threadIdx.x % kWarpSize;
+
+  __device__ __forceinline__ uint32_t thread() const { return warp * kWarpSize + lane; }
+  __device__ __forceinline__ void sync() const {
+    if (kTeams == 1) {
+      __syncthreads();
+    } else {
+      asm volatile("barrier.sync %0, %1;" ::"r"(index), "n"(kTeamThreads) : "memory");
+    }
+  }
+};
 
 // What a lane reads of a window or raw tile: all of it but dynamic bytes beyond the first 128.
 struct LaneInput {
@@ -69,101 +88,144 @@ __device__ __forceinline__ void store_values(uint16_t* dst, uint32_t i, uint32_t
   }
 }
 
-// kParts blocks share a group, kTilesPerWarp tiles to a warp.
-template <int kTilesPerWarp>
-__global__ void __launch_bounds__(kThreads) fast_decode_kernel(const __grid_constant__ DecodeLaunch launch) {
-  constexpr uint32_t kBlockTiles = kWarps * kTilesPerWarp;
-  constexpr uint32_t kParts = kGroupTiles / kBlockTiles;
-  __shared__ EscapePlaces places;
-  __shared__ GroupPlace place;
-  __shared__ TilePlan plan[kGroupTiles];
-  __shared__ WarpSpace spaces[kWarps];
-  __shared__ Status shared_status;
-  __shared__ bool shared_raw;
+// What a team shares.
+struct TeamSpace {
+  WarpSpace warps[kWarps];
+  TilePlan plan[kGroupTiles];
+  GroupPlace place;
+  Status status;
+  bool raw;
+};
 
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const uint64_t block = blockIdx.x / kParts;
-  const uint32_t first_in_group = blockIdx.x % kParts * kBlockTiles;
-  const int i = find_job(launch, block);
+struct Space {
+  EscapePlaces places;
+  TeamSpace teams[kMostTeams];
+};
+
+// By one warp: what a team has to know of group g of a job.
+__device__ __forceinline__ void plan_team(const DecodeLaunch& launch, int i, uint64_t g, TeamSpace* space, int lane) {
   const DecodeJob& job = launch.job[i];
-  const uint64_t g = block - launch.first_block[i];
-  const uint64_t first_tile = g * kGroupTiles + first_in_group;
-  if (first_tile >= tile_count(job.count)) return wait_for_previous();
-
   const uint8_t* frame = static_cast<const uint8_t*>(job.frame);
-  if (threadIdx.x < 32) places.set(threadIdx.x);
-  if (warp == 0) {
-    // Not taken from launch.status, which is being written, maybe to host memory.
-    Status status = Status::truncated;
-    bool raw = false;
-    if (job.available >= kHeaderBytes) {
-      LaneTables tables = {};
-      if (job.available >= tables_end(job.count)) tables = load_tables(frame, job.count, g, lane);
-      const FrameHeader h = load_header(frame);
-      status = check_header(h, job.available, launch.dtype, job.count);
-      if (status == Status::ok) {
-        raw = h.code == static_cast<uint8_t>(Code::raw);
-        if (h.flags & kFlagChecksum) status = verify_checksum(launch.sums, i, h, lane);
-        if (status == Status::ok && !raw) status = plan_group(frame, h, g, tables, &place, plan, lane);
-        if (status != Status::ok && lane == 0) report(launch.status + i, status);
-      }
-    }
-    if (lane == 0) {
-      shared_status = status;
-      shared_raw = raw;
+  // Not taken from launch.status, which is being written, maybe to host memory.
+  Status status = Status::truncated;
+  bool raw = false;
+  if (job.available >= kHeaderBytes) {
+    LaneTables tables = {};
+    if (job.available >= tables_end(job.count)) tables = load_tables(frame, job.count, g, lane);
+    const FrameHeader h = load_header(frame);
+    status = check_header(h, job.available, launch.dtype, job.count);
+    if (status == Status::ok) {
+      raw = h.code == static_cast<uint8_t>(Code::raw);
+      if (h.flags & kFlagChecksum) status = verify_checksum(launch.sums, i, h, lane);
+      if (status == Status::ok && !raw) status = plan_group(frame, h, g, tables, &space->place, space->plan, lane);
+      if (status != Status::ok && lane == 0) report(launch.status + i, status);
     }
   }
-  __syncthreads();
-  if (shared_status != Status::ok) return wait_for_previous();
+  if (lane == 0) {
+    space->status = status;
+    space->raw = raw;
+  }
+}
+
+// kParts teams share a group, kTilesPerWarp tiles to a warp.
+template <int kTilesPerWarp>
+constexpr uint32_t kParts = kGroupTiles / (kWarps * kTilesPerWarp);
+
+// A team's share `work` of all the launch's groups.
+template <int kTilesPerWarp, int kTeams>
+__device__ __forceinline__ void decode_share(const DecodeLaunch& launch, uint64_t work, Space* shared,
+                                             const Team<kTeams>& team) {
+  constexpr uint32_t kTeamTiles = kWarps * kTilesPerWarp;
+  TeamSpace* const space = &shared->teams[team.index];
+  const uint64_t group = work / kParts<kTilesPerWarp>;
+  const uint32_t first_in_group = work % kParts<kTilesPerWarp> * kTeamTiles;
+  const int i = find_job(launch, group);
+  const DecodeJob& job = launch.job[i];
+  const uint64_t g = group - launch.first_block[i];
+  const uint64_t first_tile = g * kGroupTiles + first_in_group;
+  if (first_tile >= tile_count(job.count)) return;
+  if (team.warp == 0) plan_team(launch, i, g, space, team.lane);
+  team.sync();
+  if (space->status != Status::ok) return;
 
   uint16_t* dst = static_cast<uint16_t*>(job.dst) + first_tile * kTileValues;
-  if (shared_raw) {
+  if (space->raw) {
     const uint64_t left = job.count - first_tile * kTileValues;
-    const uint64_t values = left < kBlockTiles * kTileValues ? left : kBlockTiles * kTileValues;
-    block_copy(reinterpret_cast<uint8_t*>(dst), frame + kHeaderBytes + 2 * first_tile * kTileValues, 2 * values);
-    return wait_for_previous();
+    const uint64_t values = left < kTeamTiles * kTileValues ? left : kTeamTiles * kTileValues;
+    const uint8_t* from = static_cast<const uint8_t*>(job.frame) + kHeaderBytes + 2 * first_tile * kTileValues;
+    copy_by(kTeamThreads, team.thread(), reinterpret_cast<uint8_t*>(dst), from, 2 * values);
+    return;
   }
 
   const bool wide = is_aligned(dst, 16);
   const uint64_t tiles_left = tile_count(job.count) - first_tile;
-  const uint32_t tiles = tiles_left < kBlockTiles ? static_cast<uint32_t>(tiles_left) : kBlockTiles;
-  const TilePlan* plans = plan + first_in_group;
+  const uint32_t tiles = tiles_left < kTeamTiles ? static_cast<uint32_t>(tiles_left) : kTeamTiles;
+  const TilePlan* plans = space->plan + first_in_group;
+  const int lane = team.lane;
   bool good = true;
+  const auto load = [&](uint32_t t) {
+    return load_tile(find_tile(space->place, plans[t]), values_in_tile(job.count, first_tile + t), lane);
+  };
   // The next tile is on its way while one is decoded.
   LaneInput next = {};
-  if (warp < tiles) next = load_tile(find_tile(place, plans[warp]), values_in_tile(job.count, first_tile + warp), lane);
+  if (team.warp < tiles) next = load(team.warp);
 #pragma unroll 1
-  for (uint32_t t = warp; t < tiles; t += kWarps) {
+  for (uint32_t t = team.warp; t < tiles; t += kWarps) {
     const LaneInput in = next;
-    const uint32_t after = t + kWarps;
-    if (after < tiles)
-      next = load_tile(find_tile(place, plans[after]), values_in_tile(job.count, first_tile + after), lane);
+    if (t + kWarps < tiles) next = load(t + kWarps);
     const uint32_t m = values_in_tile(job.count, first_tile + t);
     uint16_t* to = dst + t * kTile;
-    const Tile tile = find_tile(place, plans[t]);
-    const uint8_t* dynamic = gather_dynamic(tile, in.dynamic, &spaces[warp], lane);
-    good &= decode_tile(tile, in, dynamic, m, places, &spaces[warp].exponents, lane,
+    WarpSpace* const own = &space->warps[team.warp];
+    const uint8_t* dynamic = gather_dynamic(find_tile(space->place, plans[t]), in.dynamic, own, lane);
+    good &= decode_tile(tile_code(plans[t]), in, dynamic, m, shared->places, &own->exponents, lane,
                         [&](int k, uint4 v) { store_values(to, 256 * k + 8 * lane, m, wide, v); });
   }
   if (!good && lane == 0) report(launch.status + i, Status::bad_escapes);
+}
+
+// Grid: for each share of the work a block of one team, or any number of blocks of several teams.
+template <int kTilesPerWarp, int kTeams>
+__global__ void __launch_bounds__(kTeams* kTeamThreads, kMostTeams / kTeams)
+    fast_decode_kernel(const __grid_constant__ DecodeLaunch launch) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  Space* const space = reinterpret_cast<Space*>(shared);
+  const Team<kTeams> team;
+  if (threadIdx.x < 32) space->places.set(threadIdx.x);
+  if (kTeams > 1) __syncthreads();  // else one of decode_share() serves
+  if (kTeams == 1) {                // and there are as many as there is work
+    decode_share<kTilesPerWarp>(launch, blockIdx.x, space, team);
+    return wait_for_previous();
+  }
+  const uint64_t end = launch.first_block[launch.n] * kParts<kTilesPerWarp>;
+  const uint64_t step = static_cast<uint64_t>(gridDim.x) * kTeams;
+  for (uint64_t work = static_cast<uint64_t>(blockIdx.x) * kTeams + team.index; work < end; work += step) {
+    decode_share<kTilesPerWarp>(launch, work, space, team);
+    if (work + step < end) team.sync();  // before the plan is made anew
+  }
   wait_for_previous();
 }
 
-template <int kTilesPerWarp>
+template <int kTilesPerWarp, int kTeams>
 cudaError_t launch_with(const DecodeLaunch& launch, cudaStream_t stream) {
-  const uint64_t blocks = launch.first_block[launch.n] * (kGroupTiles / (kWarps * kTilesPerWarp));
-  return launch_behind(fast_decode_kernel<kTilesPerWarp>, blocks, 1, kThreads, 0, stream, launch);
+  const auto kernel = fast_decode_kernel<kTilesPerWarp, kTeams>;
+  constexpr int kShared = sizeof(Space) - (kMostTeams - kTeams) * sizeof(TeamSpace);
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  if (error != cudaSuccess) return error;
+  const uint64_t blocks = ceil_div(launch.first_block[launch.n] * kParts<kTilesPerWarp>, kTeams);
+  return launch_behind(kernel, launch.processors, launch.processors.blocks_for(blocks), 1, kTeams * kTeamThreads,
+                       kShared, stream, launch);
 }
 
 }  // namespace
 
 cudaError_t launch_fast_decode(const DecodeLaunch& launch, cudaStream_t stream) {
-  int processors = 0;
-  const cudaError_t error = processor_count(&processors);
-  if (error != cudaSuccess) return error;
   // A few groups are spread over more blocks; many share the work on headers and tables.
-  return launch.first_block[launch.n] <= kManyBlocks * processors ? launch_with<1>(launch, stream)
-                                                                  : launch_with<4>(launch, stream);
+  const uint64_t groups = launch.first_block[launch.n], processors = launch.processors.n;
+  if (launch.processors.limited) {
+    return groups <= processors ? launch_with<1, kMostTeams>(launch, stream)
+                                : launch_with<4, kMostTeams>(launch, stream);
+  }
+  return groups <= kManyGroups * processors ? launch_with<1, 1>(launch, stream) : launch_with<4, 1>(launch, stream);
 }
 
 }  // namespace cuda

@@ -28,6 +28,16 @@ struct GroupPlace {
   const uint8_t* dynamic;
 };
 
+// How a tile is to be decoded.
+struct TileCode {
+  uint32_t mode;
+  uint32_t base;
+  uint32_t dynamic_size;
+};
+__device__ __forceinline__ TileCode tile_code(const TilePlan& plan) {
+  return {tile_word_mode(plan.word), plan.base, tile_word_dynamic(plan.word)};
+}
+
 // A tile ready to be read.
 struct Tile {
   uint32_t mode;
@@ -179,24 +189,25 @@ constexpr uint32_t kDynamicWords = kTile / 4 + 1;  // one more, for bytes that b
 // False, and nothing handed out: the planes have another number of escapes than the tables say.
 // unit: the lane's plane(p) and sign_mantissas(k); dynamic: the tile's dynamic bytes, in shared memory.
 template <typename Unit, typename Take>
-__device__ __forceinline__ bool decode_tile(const Tile& t, const Unit& unit, const uint8_t* dynamic, uint32_t m,
+__device__ __forceinline__ bool decode_tile(const TileCode& code, const Unit& unit, const uint8_t* dynamic, uint32_t m,
                                             const EscapePlaces& places, Exponents* space, int lane, const Take& take) {
-  if (t.mode == static_cast<uint32_t>(TileMode::constant)) {
+  const uint32_t mode = code.mode, dynamic_size = code.dynamic_size;
+  if (mode == static_cast<uint32_t>(TileMode::constant)) {
     const uint32_t two = (dynamic[0] | dynamic[1] << 8) * 0x10001u;
 #pragma unroll
     for (int k = 0; k < 4; ++k) take(k, make_uint4(two, two, two, two));
     return true;
   }
   uint32_t e[8];
-  if (t.mode == static_cast<uint32_t>(TileMode::window)) {
+  if (mode == static_cast<uint32_t>(TileMode::window)) {
     const uint32_t planes[3] = {unit.plane(0), unit.plane(1), unit.plane(2)};
     const uint32_t valid = m == kTile ? 0xFFFFFFFFu : valid_values(m, lane);
     uint32_t escapes = ~(planes[0] | planes[1] | planes[2]) & valid;
     const uint32_t own = __popc(escapes);
     const uint32_t up_to_own = warp_inclusive_sum(own);
-    if (__shfl_sync(kFullWarp, up_to_own, kWarpSize - 1) != t.dynamic_size) return false;
-    expand_planes(planes, t.base, e);
-    if (t.dynamic_size != 0) {
+    if (__shfl_sync(kFullWarp, up_to_own, kWarpSize - 1) != dynamic_size) return false;
+    expand_planes(planes, code.base, e);
+    if (dynamic_size != 0) {
       space->e[0][lane] = make_uint4(e[0], e[1], e[2], e[3]);
       space->e[1][lane] = make_uint4(e[4], e[5], e[6], e[7]);
       uint8_t* bytes = reinterpret_cast<uint8_t*>(&space->e[0][lane]);

@@ -29,6 +29,9 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
+  // Multiprocessors that calls after this one use at a time; 0: all. CUDA.
+  virtual void limit_sms(int) {}
+
   virtual at::Tensor empty(int64_t n, at::ScalarType type) = 0;
 
   // Bytes held for scratch between calls, outside of torch's caching allocators.

@@ -14,6 +14,8 @@ class CudaEngine : public Engine {
  public:
   explicit CudaEngine(at::Device device) : device_(device) {}
 
+  void limit_sms(int max_sms) override { max_sms_ = max_sms; }
+
   at::Tensor empty(int64_t n, at::ScalarType type) override {
     return at::empty({n}, at::TensorOptions(type).device(device_));
   }
@@ -27,7 +29,7 @@ class CudaEngine : public Engine {
     int n = static_cast<int>(jobs.size());
     auto scratch = empty(static_cast<int64_t>(cuda::encode_scratch_bytes(jobs.data(), n, options)), at::kByte);
     check(cuda::encode(jobs.data(), n, options, scratch.mutable_data_ptr(),
-                       reinterpret_cast<uint64_t*>(sizes.mutable_data_ptr<int64_t>()), stream()),
+                       reinterpret_cast<uint64_t*>(sizes.mutable_data_ptr<int64_t>()), stream(), max_sms_),
           "zipccl encode");
   }
 
@@ -43,9 +45,9 @@ class CudaEngine : public Engine {
     int n = static_cast<int>(list.size());
     auto statuses = empty(n, at::kInt);
     auto scratch = decode_scratch();
-    check(
-        cuda::decode(list.data(), n, dtype, statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(), stream()),
-        what);
+    check(cuda::decode(list.data(), n, dtype, statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(),
+                       stream(), max_sms_),
+          what);
     statuses_.push_back(statuses);
   }
 
@@ -60,7 +62,7 @@ class CudaEngine : public Engine {
     auto statuses = empty(n, at::kInt);
     auto scratch = decode_scratch();
     check(cuda::decode_sum(inputs.data(), n, dst.numel(), options, dst.mutable_data_ptr(),
-                           statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(), stream()),
+                           statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(), stream(), max_sms_),
           what);
     statuses_.push_back(statuses);
   }
@@ -90,6 +92,7 @@ class CudaEngine : public Engine {
   void* stream() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
 
   at::Device device_;
+  int max_sms_ = 0;
   std::vector<at::Tensor> statuses_;
   std::vector<std::string> what_;
 };

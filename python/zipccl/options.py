@@ -10,6 +10,7 @@ import torch
 
 MODES = ("auto", "zip", "raw")
 CODES = ("auto", "fast")
+_UNITS = {"min_bytes": "bytes", "max_sms": "multiprocessors"}
 COLLECTIVES = ("all_gather", "all_to_all", "broadcast", "scatter", "gather", "reduce_scatter", "all_reduce")
 WIRE_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -34,6 +35,8 @@ class Options:
             this dtype. Rounds every input once; the sum stays fp32.
         min_bytes: calls of fewer bytes (all-gather: gathered bytes) stay raw. Default: 1 MiB for ``"auto"``; for
             ``"zip"`` 64 KiB in reductions and 0 elsewhere.
+        max_sms: multiprocessors of the GPU that the codec uses at a time, for calls that overlap with computation.
+            Default: all of them. The one field that may differ between ranks.
         checksum: frames carry a checksum and every call waits until it is verified.
         inner: inner backends, ``"gloo"``, ``"nccl"`` or ``"cpu:gloo,cuda:nccl"``. Default: gloo for CPU tensors and,
             where a GPU is visible, NCCL for CUDA tensors.
@@ -54,6 +57,7 @@ class Options:
     all_to_all_design: str | int = "auto"
     wire_dtype: torch.dtype | None = None
     min_bytes: int | None = None
+    max_sms: int | None = None
     checksum: bool = False
     inner: str | None = None
     nccl_options: Any = None
@@ -86,6 +90,8 @@ class Options:
                 raise ValueError(f"{said} must be torch.bfloat16, torch.float16 or None, not {value!r}")
         if name == "min_bytes" and value is not None and (type(value) is not int or value < 0):
             raise ValueError(f"{said} must be a number of bytes, 0 or more, not {value!r}")
+        if name == "max_sms" and value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{said} must be a number of multiprocessors, 1 or more, not {value!r}")
         if name == "checksum" and type(value) is not bool:
             raise ValueError(f"{said} must be True or False, not {value!r}")
         setattr(self, name, value)
@@ -120,6 +126,7 @@ class Options:
             "all_to_all_design": 0 if self.all_to_all_design == "auto" else self.all_to_all_design,
             "wire_dtype": self.wire_dtype,
             "min_bytes": self.min_bytes,
+            "max_sms": self.max_sms,
             "checksum": self.checksum,
             "log_decisions": os.environ.get("ZIPCCL_DEBUG", "").upper() == "INFO",
         }
@@ -127,14 +134,15 @@ class Options:
     def fingerprint(self) -> str:
         """What must be equal on all ranks of a group."""
         inner = ",".join(f"{device}:{name}" for device, name in sorted(self.inner_backends().items()))
-        fields = [field.name for field in dataclasses.fields(self) if field.name not in ("inner", "nccl_options")]
-        return " ".join([*(f"{name}={getattr(self, name)}" for name in fields), f"inner={inner}"])
+        names = [field.name for field in dataclasses.fields(self)]
+        said = [f"{name}={getattr(self, name)}" for name in names if name not in ("inner", "max_sms", "nccl_options")]
+        return " ".join([*said, f"inner={inner}"])
 
 
 def _parse(name: str, variable: str, text: str) -> Any:
-    if name == "min_bytes":
+    if name in ("min_bytes", "max_sms"):
         if not text.isdigit():
-            raise ValueError(f"{variable} must be a number of bytes, not {text!r}")
+            raise ValueError(f"{variable} must be a number of {_UNITS[name]}, not {text!r}")
         return int(text)
     if name == "checksum":
         if text.lower() not in ("0", "1", "true", "false"):

@@ -4,6 +4,8 @@
 
 namespace {
 
+size_t frame_shift = 0;  // where frames begin, off the alignment of cudaMalloc
+
 // Frames of several tensors by one CUDA call.
 std::vector<Bytes> cuda_encode(const std::vector<Bytes>& tensors, const FrameOptions& options, size_t shift,
                                const std::string& what) {
@@ -12,14 +14,14 @@ std::vector<Bytes> cuda_encode(const std::vector<Bytes>& tensors, const FrameOpt
   for (const Bytes& t : tensors) {
     const uint64_t count = t.size() / value_bytes(options.dtype);
     src.emplace_back(t, shift);
-    dst.emplace_back(zipccl::frame_bound(options, count), 0, true);
+    dst.emplace_back(zipccl::frame_bound(options, count), frame_shift, true);
     jobs.push_back({src.back().get(), count, dst.back().get()});
   }
   const int n = static_cast<int>(jobs.size());
   Device scratch(zipccl::cuda::encode_scratch_bytes(jobs.data(), n, options));
   Device sizes(sizeof(uint64_t) * n);
   uint64_t* device_sizes = reinterpret_cast<uint64_t*>(sizes.get());
-  const Status s = zipccl::cuda::encode(jobs.data(), n, options, scratch.get(), device_sizes, nullptr);
+  const Status s = zipccl::cuda::encode(jobs.data(), n, options, scratch.get(), device_sizes, nullptr, max_sms);
   check(s == Status::ok, what + ": CUDA encode: " + zipccl::status_text(s));
   CUDA(cudaDeviceSynchronize());
 
@@ -47,14 +49,14 @@ std::vector<Decoded> cuda_decode(const std::vector<Bytes>& frames, const std::ve
   std::vector<Device> src, dst;
   std::vector<DecodeJob> jobs;
   for (size_t i = 0; i < frames.size(); ++i) {
-    src.emplace_back(frames[i]);
+    src.emplace_back(frames[i], frame_shift);
     dst.emplace_back(counts[i] * value_bytes(dtype), shift, true);
     jobs.push_back({src.back().get(), frames[i].size(), dst.back().get(), counts[i]});
   }
   const int n = static_cast<int>(jobs.size());
   Device status(sizeof(int32_t) * n), scratch(zipccl::cuda::decode_scratch_bytes());
-  const Status s =
-      zipccl::cuda::decode(jobs.data(), n, dtype, reinterpret_cast<int32_t*>(status.get()), scratch.get(), nullptr);
+  const Status s = zipccl::cuda::decode(jobs.data(), n, dtype, reinterpret_cast<int32_t*>(status.get()), scratch.get(),
+                                        nullptr, max_sms);
   check(s == Status::ok, what + ": CUDA decode: " + zipccl::status_text(s));
   CUDA(cudaDeviceSynchronize());
 
@@ -132,7 +134,23 @@ void test_batches(bool quick) {
       check_equal(tensors, options, 0, describe("batch", options, 0));
     }
   }
+  // More groups than blocks at a time, on any GPU of up to 200 multiprocessors.
+  if (!quick) check_equal({bytes_of(mixed_values(14'000'000 + 5))}, {}, 0, "many groups");
   check_equal({{}, {}, {}}, {DType::bf16, Code::fast, FrameLayout::compact, true}, 0, "nothing but empty tensors");
+}
+
+// Values and frames at every alignment that the interface takes.
+void test_alignments(bool quick) {
+  for (size_t shift = 0; shift < 16; shift += 2) {
+    frame_shift = zipccl::kFrameAlign * (1 + shift / 2);
+    for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+      const FrameOptions options = {DType::bf16, Code::fast, layout, true};
+      std::vector<Bytes> tensors;
+      for (size_t n : {65536, 70001}) tensors.push_back(bytes_of(mixed_values(quick ? n / 2 : n)));
+      check_equal(tensors, options, shift, describe("alignments", options, shift));
+    }
+  }
+  frame_shift = 0;
 }
 
 void test_raw() {
@@ -220,6 +238,30 @@ void test_corrupt(bool quick) {
   check_same_outcome(frames, 10000, DType::f32, true, "corrupt raw frame");
 }
 
+// Blocks that take group after group, whatever the tiles hold.
+void test_few_multiprocessors(bool quick) {
+  for (int sms : {1, 3}) {
+    max_sms = sms;
+    const std::string what = std::to_string(sms) + " multiprocessors, ";
+    for (const Pattern& p : kPatterns) {
+      for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+        for (size_t shift : {0, 2}) {
+          if (quick && (sms == 1 || shift != 0)) continue;
+          const FrameOptions options = {DType::bf16, Code::fast, layout, shift != 0};
+          std::vector<Bytes> tensors;
+          for (size_t n : {270001, 0, 33000, 5, 131072}) tensors.push_back(bytes_of(p.make(quick ? n / 3 : n)));
+          check_equal(tensors, options, shift, what + describe(p.name, options, shift));
+        }
+      }
+    }
+  }
+  if (!quick) {
+    test_raw();
+    test_corrupt(true);
+  }
+  max_sms = 0;
+}
+
 // A graph replays both calls with other input, and needs no host.
 void test_graph() {
   const uint64_t count = 100000;
@@ -286,8 +328,10 @@ int main(int argc, char** argv) {
   test_arguments();
   test_fast(quick);
   test_batches(quick);
+  test_alignments(quick);
   test_raw();
   test_corrupt(quick);
+  test_few_multiprocessors(quick);
   test_graph();
   std::printf("codec_cuda_test: %d checks, %d failures\n", checks, failures);
   return failures != 0;

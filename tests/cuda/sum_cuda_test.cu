@@ -32,7 +32,7 @@ Sum cuda_sum(const std::vector<Input>& inputs, uint64_t count, const SumOptions&
   Device dst(count * value_bytes(options.out), shift * value_bytes(options.out), true);
   Device status(sizeof(int32_t) * n), scratch(zipccl::cuda::decode_scratch_bytes());
   const Status s = zipccl::cuda::decode_sum(list.data(), n, count, options, dst.get(),
-                                            reinterpret_cast<int32_t*>(status.get()), scratch.get(), nullptr);
+                                            reinterpret_cast<int32_t*>(status.get()), scratch.get(), nullptr, max_sms);
   check(s == Status::ok, what + ": CUDA decode_sum: " + zipccl::status_text(s));
   CUDA(cudaDeviceSynchronize());
   check(dst.guards_intact(), what + ": decode_sum wrote beside its output");
@@ -230,6 +230,9 @@ int main(int argc, char** argv) {
   test_large(quick);
   test_special_values();
   test_corrupt(quick);
+  max_sms = 2;  // blocks that take group after group
+  test_sums(true);
+  if (!quick) test_corrupt(true);
   std::printf("sum_cuda_test: %d checks, %d failures\n", checks, failures);
   return failures != 0;
 }

@@ -27,6 +27,7 @@ using zipccl::Status;
 using Bytes = std::vector<uint8_t>;
 
 int checks = 0, failures = 0;
+int max_sms = 0;  // of all calls
 
 void check(bool good, const std::string& what) {
   ++checks;
