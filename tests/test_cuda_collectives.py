@@ -114,6 +114,24 @@ def test_reductions_are_the_fixed_order_sum(world, wire):
         assert moved["reduce_scatter"]["zipped_calls"] == 27
 
 
+def check_max_sms(rank):
+    where, world, count = start(max_sms=2, checksum=True), dist.get_world_size(), 100_001
+    for make in (values, any_bits):
+        gathered = torch.empty(world * count, dtype=BF16, device=where)
+        dist.all_gather_into_tensor(gathered, make(rank, count).to(where))
+        assert same_bits(gathered, torch.cat([make(r, count) for r in range(world)]))
+    inputs = [values(r, world * count) for r in range(world)]
+    output = torch.empty(count, dtype=BF16, device=where)
+    dist.reduce_scatter_tensor(output, inputs[rank].to(where))
+    assert same_bits(output, reference_sum([x.chunk(world)[rank] for x in inputs], "sum").to(BF16))
+    return zipccl.stats()
+
+
+def test_few_multiprocessors():
+    for moved in ranks.run(check_max_sms, 2, timeout=120):
+        assert moved["all_gather"]["zipped_calls"] == 2 and moved["reduce_scatter"]["zipped_calls"] == 1
+
+
 def check_rooted(rank):
     where, world = start(), dist.get_world_size()
     for root in range(world):
