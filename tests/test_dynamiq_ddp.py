@@ -41,13 +41,14 @@ class Net(nn.Module):
         return self.last(x)
 
 
-def train(rank, mode, backend, options, steps=6):
+def train(rank, mode, backend, options, device="cpu", steps=6):
     """Losses, parameters after training, and how many buckets the hook has seen."""
+    device = ranks.device(device)
     ranks.init(backend)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
     megabytes = 1 if mode == "compiled" else 0.1  # dynamo wants room for DDP's first bucket
-    model = DistributedDataParallel(Net().to(dtype), bucket_cap_mb=megabytes, **MODES[mode])
+    model = DistributedDataParallel(Net().to(device, dtype), bucket_cap_mb=megabytes, **MODES[mode])
     state, seen = None, []
     if options is not None:
         state = zipccl.DynamiQState(**options)
@@ -62,11 +63,11 @@ def train(rank, mode, backend, options, steps=6):
     data = torch.Generator().manual_seed(100 + rank)
     losses = []
     for step in range(steps):
-        x = torch.randn(32, 64, generator=data, dtype=torch.float32).to(dtype)
+        x = torch.randn(32, 64, generator=data, dtype=torch.float32).to(device, dtype)
         y = torch.roll(x, 3, 1)[:, :16]
         quiet = mode == "no_sync" and step % 3 < 2
         with model.no_sync() if quiet else contextlib.nullcontext():
-            with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+            with torch.autocast(device.type, torch.bfloat16, enabled=mode == "autocast"):
                 out = forward(x, side=mode != "unused" or step % 2 == 0)
             loss = nn.functional.mse_loss(out.float(), y.float())
             loss.backward()
@@ -74,7 +75,7 @@ def train(rank, mode, backend, options, steps=6):
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())
-    parameters = [p.detach().clone() for p in model.module.parameters()]
+    parameters = [p.detach().cpu() for p in model.module.parameters()]
     return losses, parameters, len(set(seen)), state and (state.calls, state.steps, state.stats())
 
 
@@ -106,6 +107,18 @@ def test_other_world_sizes_on_zipccl_groups(world):
     assert all(same_bits(p, q) for got in packed for p, q in zip(got[1], packed[0][1], strict=True))
     if world == 1:  # nothing moves, so nothing is rounded
         assert distance(packed[0][1], plain[0][1]) == 0
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", ["plain", "bucket_view", "no_sync", "bfloat16"])
+def test_on_cuda(mode):
+    plain = ranks.run(train, 2, mode, "nccl", None, "cuda", timeout=120)
+    packed = ranks.run(train, 2, mode, "zipccl", {"bits": 8.0, "topology": "direct"}, "cuda", timeout=120)
+    again = ranks.run(train, 2, mode, "nccl", {"bits": 8.0, "topology": "direct"}, "cuda", timeout=120)
+    for got in (*packed, *again):
+        assert all(same_bits(p, q) for p, q in zip(got[1], packed[0][1], strict=True))
+        assert distance(got[1], plain[0][1]) < 5e-3
+        assert got[3][2]["all_reduce"]["packed_calls"] > 0
 
 
 def uneven(rank):

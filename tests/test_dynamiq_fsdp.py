@@ -11,21 +11,23 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
-def build(mesh, policy):
+def build(mesh, policy, device):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(48, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 48))
+    model.to(device)
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
-def train(rank, backend, shape, used, reduce_dtype=torch.float32, factor=None):
+def train(rank, backend, shape, used, reduce_dtype=torch.float32, factor=None, device="cpu"):
     """Full parameters after training, and the traffic of what was chosen."""
+    device = ranks.device(device)
     ranks.init(backend)
     names = ("replicate", "shard")[-len(shape) :]
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    model = build(mesh, MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    model = build(mesh, MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype), device)
     choice = zipccl.fsdp.use(model, **used) if used is not None else None
     if factor is not None:
         model.set_gradient_divide_factor(factor)
@@ -35,11 +37,11 @@ def train(rank, backend, shape, used, reduce_dtype=torch.float32, factor=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     data = torch.Generator().manual_seed(100 + rank)
     for _ in range(5):
-        x = torch.randn(16, 48, generator=data)
+        x = torch.randn(16, 48, generator=data).to(device)
         nn.functional.mse_loss(model(x).float(), x).backward()
         optimizer.step()
         optimizer.zero_grad()
-    parameters = [p.full_tensor().detach() for p in model.parameters()]
+    parameters = [p.full_tensor().detach().cpu() for p in model.parameters()]
     stats = {}
     if choice is not None:
         shards = mesh["shard"].get_group()
@@ -77,6 +79,19 @@ def test_hsdp(all_reduce):
         assert distance(parameters, plain[0][0]) < 1e-2
         assert stats["reduce_scatter"]["packed_calls"] == 5 * 3
         assert (stats["all_reduce"].get("packed_calls", 0) == 5 * 3) == (all_reduce is None)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+def test_on_cuda(shape):
+    world = 2 * len(shape)
+    plain = ranks.run(train, world, "nccl", shape, None, torch.float32, None, "cuda", timeout=120)
+    used = {"reduce_scatter": "dynamiq", "bits": 8.0, "topology": "direct"}
+    packed = ranks.run(train, world, "nccl", shape, used, torch.float32, None, "cuda", timeout=120)
+    for parameters, stats in packed:
+        assert all(same_bits(p, q) for p, q in zip(parameters, packed[0][0], strict=True))
+        assert distance(parameters, plain[0][0]) < 1e-2
+        assert stats["reduce_scatter"]["packed_calls"] == 5 * 3
 
 
 def test_lossless_choices_change_no_bit():
