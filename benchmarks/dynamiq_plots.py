@@ -79,6 +79,21 @@ def losses(axes, result: dict) -> None:
     axes.legend(fontsize=5, ncol=2)
 
 
+def time_to_loss(axes, result: dict, gbit: float = 10) -> None:
+    """Until fp32's final loss is reached within 1 %, with gradients sent after they are computed."""
+    first = min(r["seed"] for r in result["runs"])
+    runs = [r for r in result["runs"] if r["seed"] == first]
+    target = 1.01 * next(r["final_loss"] for r in runs if r["method"] == "fp32")
+    computing = min(r["seconds_computing"] for r in runs)
+    names, seconds = [], []
+    for run in runs:
+        steps = next((step for step, loss in run["evaluated"] if loss <= target), None)
+        names.append(f"{run['method']}{'' if steps else ' (never)'}")
+        seconds.append((steps or 0) * (computing + run["wire_bits"] / (gbit * 1e9)))
+    axes.barh(names[::-1], seconds[::-1])
+    axes.set(title=f"seconds to 1 % above fp32's final loss at {gbit:g} Gbit/s (computed)", xlabel="s")
+
+
 def speed(axes, result: dict) -> None:
     largest = max(r["bytes"] for r in result["rows"])
     rows = [r for r in result["rows"] if r["bytes"] == largest]
@@ -103,8 +118,12 @@ def main() -> int:
             if len({r["workers"] for r in result["rows"]}) > 1:
                 panels.append(lambda axes, r=result: error_against_workers(axes, r, 5))
         else:
-            draw = {"dynamiq_ablation": ablation, "dynamiq_training": losses, "dynamiq_speed": speed}[result["what"]]
-            panels.append(lambda axes, r=result, d=draw: d(axes, r))
+            drawn = {
+                "dynamiq_ablation": [ablation],
+                "dynamiq_training": [losses, time_to_loss],
+                "dynamiq_speed": [speed],
+            }
+            panels += [lambda axes, r=result, d=draw: d(axes, r) for draw in drawn[result["what"]]]
     columns = 2
     figure, axes = plt.subplots(-(-len(panels) // columns), columns, figsize=(12, 4.2 * -(-len(panels) // columns)))
     for panel, place in zip(panels, axes.flat, strict=False):

@@ -7,12 +7,14 @@ The workers are simulated in one process (simulate.py): each computes the gradie
 is what the ranks of a group would have got. So only the arithmetic of the methods differs, not the machine; what they
 cost in time, benchmarks/dynamiq_speed.py measures.
 
-Evaluation: mean loss over fixed rows of text that is never trained on.
+Evaluation: mean loss over fixed rows of text that is never trained on. `seconds_computing` is one worker's share of the
+time for gradients, `wire_bits` what a rank receives per step: together they tell the time of a step on any link.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -110,6 +112,13 @@ def reducers(workers: int, shapes: list[torch.Size], device: torch.device) -> di
     }
 
 
+def finish(device: torch.device) -> float:
+    """The time when the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def train(args: argparse.Namespace, name: str, seed: int, text: torch.Tensor, held_out: torch.Tensor) -> dict:
     device = torch.device(args.device)
     torch.manual_seed(seed)
@@ -125,7 +134,7 @@ def train(args: argparse.Namespace, name: str, seed: int, text: torch.Tensor, he
 
     gradients_of = vmap(grad_and_value(loss_of), in_dims=(None, 0))
     evaluation = corpus.batch(held_out, 64, args.context, seed=1, step=0, rank=0).to(device)
-    losses, evaluated, spent = [], [], 0.0
+    losses, evaluated, spent, computing = [], [], 0.0, []
     start = time.perf_counter()
     for step in range(args.steps):
         ramp = min(1.0, (step + 1) / RAMP)
@@ -135,11 +144,13 @@ def train(args: argparse.Namespace, name: str, seed: int, text: torch.Tensor, he
             corpus.batch(text, args.rows, args.context, seed=seed, step=step, rank=worker)
             for worker in range(args.workers)
         ]
+        begin = finish(device)
         gradients, loss = gradients_of(parameters, torch.stack(rows).to(device))
-        before = time.perf_counter()
+        before = finish(device)
+        computing.append(before - begin)
         for p, g in zip(parameters, reduce(list(gradients), step), strict=True):
             p.grad = g
-        spent += time.perf_counter() - before
+        spent += finish(device) - before
         optimizer.step()
         losses.append(loss.mean())
         if (step + 1) % EVALUATE_EVERY == 0 or step + 1 == args.steps:
@@ -158,6 +169,8 @@ def train(args: argparse.Namespace, name: str, seed: int, text: torch.Tensor, he
         "losses": [round(v, 5) for v in curve[:: max(1, args.steps // 100)].tolist()],
         "seconds": time.perf_counter() - start,
         "seconds_reducing": spent,
+        "seconds_computing": statistics.median(computing) / args.workers,
+        "wire_bits": 2 * (args.workers - 1) / args.workers * bits * sum(s.numel() for s in shapes),
     }
 
 

@@ -24,7 +24,8 @@ def build(mesh, policy, device):
 def train(rank, backend, shape, used, reduce_dtype=torch.float32, factor=None, device="cpu"):
     """Full parameters after training, and the traffic of what was chosen."""
     device = ranks.device(device)
-    ranks.init(backend)
+    if backend is not None:
+        ranks.init(backend)
     names = ("replicate", "shard")[-len(shape) :]
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     model = build(mesh, MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype), device)
@@ -81,17 +82,21 @@ def test_hsdp(all_reduce):
         assert (stats["all_reduce"].get("packed_calls", 0) == 5 * 3) == (all_reduce is None)
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("shape", [(2,), (2, 2)])
-def test_on_cuda(shape):
-    world = 2 * len(shape)
-    plain = ranks.run(train, world, "nccl", shape, None, torch.float32, None, "cuda", timeout=120)
+def on_cuda(rank):
+    """HSDP without and with zipccl, by the same ranks."""
+    ranks.init("nccl", timeout=60)
     used = {"reduce_scatter": "dynamiq", "bits": 8.0, "topology": "direct"}
-    packed = ranks.run(train, world, "nccl", shape, used, torch.float32, None, "cuda", timeout=120)
-    for parameters, stats in packed:
-        assert all(same_bits(p, q) for p, q in zip(parameters, packed[0][0], strict=True))
-        assert distance(parameters, plain[0][0]) < 1e-2
-        assert stats["reduce_scatter"]["packed_calls"] == 5 * 3
+    return [train(rank, None, (2, 2), u, device="cuda") for u in (None, used)]
+
+
+@pytest.mark.cuda
+def test_hsdp_on_cuda():
+    got = ranks.run(on_cuda, 4, timeout=120)
+    plain = got[0][0][0]
+    for _, (parameters, stats) in got:
+        assert all(same_bits(p, q) for p, q in zip(parameters, got[0][1][0], strict=True))
+        assert distance(parameters, plain) < 1e-2
+        assert stats["reduce_scatter"]["packed_calls"] == stats["all_reduce"]["packed_calls"] == 5 * 3
 
 
 def test_lossless_choices_change_no_bit():
