@@ -1,6 +1,9 @@
 """The steps of the topologies, followed on paper: every contribution reaches every sum, once."""
 
+import types
+
 import pytest
+import zipccl
 from zipccl import _C
 
 TOPOLOGIES = ["direct", "ring", "butterfly"]
@@ -64,6 +67,19 @@ def test_many_small_messages_go_by_butterfly():
 def test_ring_where_many_senders_at_once_are_slow():
     congested = (1e-5, 1e-6, 1e8, 1e9)
     assert best(8, 4e8, 6e7, congested)[0] in ("butterfly", "ring")
+
+
+def test_long_rings_are_not_taken():
+    congested = (1e-5, 1e-6, 1e8, 1e9)
+    assert best(64, 4e8, 6e7, congested)[0] == "butterfly"
+
+
+def test_long_rings_of_few_bits_are_refused():
+    group = types.SimpleNamespace(size=lambda: 64)
+    for topology, bits in (("ring", 4.0), ("butterfly", 3.0)):
+        zipccl.DynamiQState(group, bits=bits, topology=topology, node_size=1)._options()
+    with pytest.raises(ValueError, match="ring of 64 ranks"):
+        zipccl.DynamiQState(group, bits=3.0, topology="ring", node_size=1)._options()
 
 
 def test_nodes_pay_where_the_network_is_slow():

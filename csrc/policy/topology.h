@@ -49,10 +49,14 @@ struct HopChoice {
 // What another way must win by before its larger error is worth it.
 constexpr double kHopMargin = 1.5;
 
+// Ranks beyond which the errors of a ring's hops are no longer worth any gain.
+constexpr int kLongestRing = 16;
+
 inline HopChoice best_topology(int n, double packed_bytes, const HopLink& link) {
   HopChoice best{Topology::direct, false, hop_seconds(Topology::direct, n, packed_bytes, link)};
   for (Topology t : {Topology::butterfly, Topology::ring}) {
     const double s = hop_seconds(t, n, packed_bytes, link);
+    if (t == Topology::ring && n > kLongestRing) continue;
     if (s * kHopMargin < best.seconds) best = {t, false, s};
   }
   return best;

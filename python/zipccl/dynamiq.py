@@ -27,6 +27,9 @@ WIDTHS = ("fine", "paper")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST_BITS, _MOST_BITS = 1.0, 16.0
 _VERSION = 1  # of state_dict()
+# Few levels mean that every hop enlarges what the next has to round: measured, the error of a ring then grows
+# exponentially with its length.
+_LONGEST_RING, _LEAST_RING_BITS = 16, 4.0
 
 
 class DynamiQState:
@@ -35,7 +38,7 @@ class DynamiQState:
     Args:
         group: whose ranks are summed; default: the default group. Looked up at the first use.
         bits: per coordinate and direction, everything counted (statistics, scales, values). 1 to 16; the paper's
-            choice is 5 (section 5).
+            choice is 5 (section 5). A ring of more than 16 ranks needs 4.
         topology: how partial sums travel: ``"direct"`` (each is packed once, summed in fp32 and packed once more),
             ``"butterfly"``, ``"ring"`` (packed again at every hop), ``"hierarchical"`` (raw inside nodes, packed
             between them), or ``"auto"``: the fastest on the link as measured at the first use, direct in doubt.
@@ -157,6 +160,12 @@ class DynamiQState:
         return self.group if self.group is not None else c10d._get_default_group()
 
     def _options(self) -> dict[str, Any]:
+        ranks = self._group().size()
+        if self.topology == "ring" and ranks > _LONGEST_RING and self.bits < _LEAST_RING_BITS:
+            raise ValueError(
+                f"at {self.bits:g} bits the hops of a ring of {ranks} ranks add up to more than the sum: use another "
+                f"topology, or at least {_LEAST_RING_BITS:g} bits"
+            )
         return {
             "bits": self.bits,
             "widths": self.widths,
