@@ -162,13 +162,36 @@ def test_near_ties_do_not_flutter():
     for _ in range(2000):
         made += calls(s, 1, {"raw": 0.1 * rng.uniform(0.99, 1.01), "zip": 0.0975 * rng.uniform(0.99, 1.01)})
     changes = sum(a != b for a, b in zip(made, made[1:], strict=False))
-    tried = 2 * (len(made) // _C.explore_every)
+    tried = 2 * (len(made) // (2 * _C.agree_every))
     assert changes <= _C.trial_calls + tried + 2
 
 
 def test_hopeless_choices_are_never_tried():
     s = switcher(bytes_per_s=1000 * GB)
     assert set(calls(s, 300, {"raw": 0.001, "zip": 1.0})) == {"raw"}
+
+
+def test_what_is_confirmed_is_asked_ever_more_rarely():
+    """Times that stay as they were: agreements 32, 64, 128 ... calls apart, few calls timed. News: as at first."""
+    s = switcher(bytes_per_s=100 * GB)
+    asked, timed = [], []
+
+    def run(calls, raw):
+        for _ in range(calls):
+            d = s.decide("all_gather", 2, 1 << 24, RAW_OR_ZIP)
+            timed.append(d.timed)
+            if d.timed:
+                s.record("all_gather", 1 << 24, d, raw if d.choice == "raw" else 1.2 * raw, 0, 0)
+            if agree([s], "all_gather", [1 << 24]):
+                asked.append(len(timed))
+
+    run(20_000, 1e-4)
+    gaps = [b - a for a, b in zip(asked, asked[1:], strict=False)]
+    assert asked[0] == _C.trial_calls and gaps[:3] == [32, 64, 128] and max(gaps) == _C.agree_rarely == gaps[-1]
+    assert sum(timed) <= _C.trial_calls + 8 * len(asked) + 8
+    known = len(asked)
+    run(_C.agree_rarely + 200, 5e-4)
+    assert asked[known + 1] - asked[known] == _C.agree_every
 
 
 @pytest.mark.parametrize("faster, slower", [("zip", "zip2"), ("zip2", "zip")])
@@ -250,8 +273,9 @@ def test_uneven_calls_that_grow_are_decided_anew():
     ranks = [switcher() for _ in range(2)]
     cost = zip_pays_from(1 << 20)
     assert set(uneven(ranks, [[1 << 16, 0]] * 200, cost)[-32:]) == {"raw"}
-    assert uneven(ranks, [[5, 1 << 25]] * 120, cost)[-60:].count("zip2") >= 58
-    assert uneven(ranks, [[1 << 16, 0]] * 120, cost)[-60:].count("raw") >= 58
+    again = _C.agree_rarely_unshared + 100
+    assert uneven(ranks, [[5, 1 << 25]] * again, cost)[-60:].count("zip2") >= 58
+    assert uneven(ranks, [[1 << 16, 0]] * again, cost)[-60:].count("raw") >= 58
 
 
 def test_a_mixture_of_sizes_goes_by_what_takes_longest():
@@ -273,8 +297,8 @@ def test_small_uneven_calls_stay_raw_without_a_measurement():
         assert [d.choice for d in decisions] == ["raw", "raw"]
         asked += agree(ranks, "all_to_all", [1 << 14] * 2, shared=False)
         assert not any(s.wants_measurements("all_to_all", 1 << 14, ALL, False, 1 << 20) for s in ranks)
-    assert asked == 1 + 399 // _C.agree_rarely
-    uneven(ranks, [[1 << 24, 1 << 14]] * _C.agree_rarely, lambda choice, n: 1.0, least=1 << 20)
+    assert asked == 4  # after 1, 32, 64 and 128 calls more
+    uneven(ranks, [[1 << 24, 1 << 14]] * _C.agree_rarely_unshared, lambda choice, n: 1.0, least=1 << 20)
     assert all(s.wants_measurements("all_to_all", 1 << 14, ALL, False, 1 << 20) for s in ranks)
 
 

@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "backend/zip_backend.h"
 #include "collectives/all_gather.h"
@@ -31,17 +33,33 @@ Tensors equal_parts(const at::Tensor& t, int world) {
   return parts;
 }
 
-// Parts along dimension 0; empty if the splits do not fit.
+// How many values of a tensor are this rank's own, by splits along dimension 0 (none: equal ones); -1 if they do not
+// fit.
+int64_t own_count(const at::Tensor& t, const std::vector<int64_t>& splits, int rank, int world) {
+  if (splits.empty()) {
+    const int64_t rows = t.is_contiguous() ? t.numel() : t.size(0);
+    return t.dim() > 0 && rows % world == 0 ? t.numel() / world : -1;
+  }
+  if (t.dim() == 0 || splits.size() != static_cast<size_t>(world)) return -1;
+  int64_t left = t.size(0);
+  for (int64_t rows : splits) {
+    if (rows < 0 || rows > left) return -1;
+    left -= rows;
+  }
+  if (left != 0) return -1;
+  return t.size(0) == 0 ? 0 : splits[rank] * (t.numel() / t.size(0));
+}
+
+// The parts themselves, of splits that fit.
 Tensors split_parts(const at::Tensor& t, const std::vector<int64_t>& splits, int world) {
+  if (splits.empty()) return equal_parts(t, world);
   Tensors parts;
-  if (t.dim() == 0 || splits.size() != static_cast<size_t>(world)) return parts;
   int64_t begin = 0;
   for (int64_t rows : splits) {
-    if (rows < 0 || rows > t.size(0) - begin) return {};
     parts.push_back(t.narrow(0, begin, rows));
     begin += rows;
   }
-  return begin == t.size(0) ? parts : Tensors{};
+  return parts;
 }
 
 bool alike(const Tensors& tensors, const at::Tensor& as) {
@@ -97,6 +115,8 @@ bool gloo_moves(at::ScalarType type) {
   }
 }
 
+bool inner_moves(const at::Tensor& t) { return !t.is_cpu() || gloo_moves(t.scalar_type()); }
+
 // All tensors are of one dtype that gloo does not move; either list may be empty.
 bool odd(const Tensors& some, const Tensors& more) {
   const Tensors& one = some.empty() ? more : some;
@@ -139,13 +159,17 @@ Tensors without_grad(const Tensors& tensors) {
   return made;
 }
 
-// `whole` as `world` parts of rows of the shape of `part`, or both as rows of values; false where they do not fit.
+// Whether the inner backend would take `whole` as `world` parts like `part`.
+bool fits_rows(const at::Tensor& whole, const at::Tensor& part, int world) {
+  if (whole.numel() != part.numel() * world) return false;
+  return !whole.is_cpu() || (part.dim() > 0 && whole.dim() == part.dim() && whole.size(0) == world * part.size(0) &&
+                             whole.sizes().slice(1) == part.sizes().slice(1));
+}
+
+// The same after a change of shapes to rows of single values, where that helps.
 bool shape_rows(at::Tensor* whole, at::Tensor* part, int world) {
-  if (whole->numel() != part->numel() * world) return false;
-  if (!whole->is_cpu()) return true;
-  if (part->dim() > 0 && whole->dim() == part->dim() && whole->size(0) == world * part->size(0) &&
-      whole->sizes().slice(1) == part->sizes().slice(1))
-    return true;
+  if (fits_rows(*whole, *part, world)) return true;
+  if (!whole->is_cpu() || whole->numel() != part->numel() * world) return false;
   if (!whole->is_contiguous() || !part->is_contiguous()) return false;
   *whole = whole->view({-1});
   *part = part->view({-1});
@@ -224,6 +248,22 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
 }
 
 WorkPtr ZipBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+  if (stays_raw(Op::all_gather, input, output.nbytes()) && fits_rows(output, input, size_) && inner_moves(input))
+    return pass_on(Op::all_gather, output.nbytes() - input.nbytes(), input.device(),
+                   [&](c10d::Backend& b) { return b._allgather_base(output, input, opts); });
+  if (input.is_cuda() && fits_rows(output, input, size_) && alike({output}, input)) {
+    // Parts are made where they are needed: they are views, and cost a microsecond each.
+    OwnCall call =
+        make_call(Op::all_gather, c10d::OpType::_ALLGATHER_BASE, {input}, {output}, patience(opts),
+                  [output, input, opts](c10d::Backend& b) mutable { return b._allgather_base(output, input, opts); });
+    call.size.bytes = input.nbytes();
+    call.received = output.nbytes() - input.nbytes();
+    call.zippable = frame_for(input, &call.frame) && output.nbytes() > 0;
+    call.zip = [output, input, frame = call.frame](const Place& place, Choice) {
+      return all_gather_zip(place, {{input, equal_parts(output, place.world())}}, frame);
+    };
+    return run(std::move(call));
+  }
   at::Tensor out = output, in = input;
   Tensors parts = shape_rows(&out, &in, size_) ? equal_parts(out, size_) : Tensors{};
   return run(gather_call(c10d::OpType::_ALLGATHER_BASE, {input}, {std::move(parts)}, {output}, patience(opts),
@@ -258,32 +298,32 @@ WorkPtr ZipBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, co
 
 // ---- all-to-all ----
 
-OwnCall ZipBackend::all_to_all_call(c10d::OpType type, Tensors inputs, Tensors outputs, Tensors user_inputs,
-                                    Tensors user_outputs, bool even, Patience patience, RawCall raw) const {
-  OwnCall call =
-      make_call(Op::all_to_all, type, std::move(user_inputs), std::move(user_outputs), patience, std::move(raw));
-  for (int r = 0; r < static_cast<int>(outputs.size()); ++r)
-    if (r != rank_) call.received += outputs[r].nbytes();
-  const size_t world = static_cast<size_t>(size_);
+// parts: inputs and outputs by rank, made where they are needed: they are views, and cost a microsecond each. like: one
+// of the tensors. received: bytes from other ranks.
+OwnCall ZipBackend::all_to_all_call(c10d::OpType type, PartsOf parts, bool fits, const at::Tensor& like, CallSize size,
+                                    uint64_t received, Tensors inputs, Tensors outputs, Patience patience,
+                                    RawCall raw) const {
+  OwnCall call = make_call(Op::all_to_all, type, std::move(inputs), std::move(outputs), patience, std::move(raw));
   const Mode mode = options_.of(Op::all_to_all);
   const uint64_t threshold = options_.threshold(mode);
-  bool fits = inputs.size() == world && outputs.size() == world && alike(inputs, inputs[0]) &&
-              alike(outputs, inputs[0]) && inputs[rank_].numel() == outputs[rank_].numel();
-  // With splits no rank knows how much the others send: the switcher has them agree on that.
-  call.size = {std::max(total_bytes(inputs), total_bytes(outputs)), even};
-  call.zippable =
-      fits && frame_for(inputs[0], &call.frame) && (!even || (call.size.bytes > 0 && call.size.bytes >= threshold));
-  if (fits && inputs[0].is_cpu() && (type == c10d::OpType::ALLTOALL || !gloo_moves(inputs[0].scalar_type()))) {
-    call.raw_here = [inputs, outputs](const Place& place) { all_to_all_raw(place, inputs, outputs); };
+  call.size = size;
+  call.received = received;
+  call.zippable = fits && frame_for(like, &call.frame) && (!size.shared || (size.bytes > 0 && size.bytes >= threshold));
+  if (fits && like.is_cpu() && (type == c10d::OpType::ALLTOALL || !gloo_moves(like.scalar_type()))) {
+    call.raw_here = [parts](const Place& place) {
+      const auto [in, out] = parts();
+      all_to_all_raw(place, in, out);
+    };
   }
   PairOptions pair;
   pair.frame = call.frame;
   // Both ends of a message know its size, so a small one can stay raw without a word.
-  pair.min_bytes = options_.min_bytes ? threshold / world : mode == Mode::zip ? 0 : kPairMinBytes;
-  call.zip = [inputs = std::move(inputs), outputs = std::move(outputs), pair](const Place& place, Choice c) mutable {
+  pair.min_bytes = options_.min_bytes ? threshold / size_ : mode == Mode::zip ? 0 : kPairMinBytes;
+  call.zip = [parts = std::move(parts), pair](const Place& place, Choice c) {
     PairOptions chosen = pair;
     chosen.design = c == Choice::zip_two ? Design::two : Design::one;
-    return all_to_all_zip(place, inputs, outputs, chosen);
+    const auto [in, out] = parts();
+    return all_to_all_zip(place, in, out, chosen);
   };
   return call;
 }
@@ -291,14 +331,24 @@ OwnCall ZipBackend::all_to_all_call(c10d::OpType type, Tensors inputs, Tensors o
 WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                   std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
   const bool even = output_splits.empty() && input_splits.empty();
-  auto parts = [&](const at::Tensor& t, const std::vector<int64_t>& splits) {
-    return splits.empty() ? equal_parts(t, size_) : split_parts(t, splits, size_);
-  };
-  OwnCall call = all_to_all_call(c10d::OpType::ALLTOALL_BASE, parts(input, input_splits), parts(output, output_splits),
-                                 {input}, {output}, even, patience(opts),
-                                 [output, input, output_splits, input_splits, opts](c10d::Backend& b) mutable {
-                                   return b.alltoall_base(output, input, output_splits, input_splits, opts);
-                                 });
+  const int64_t sent = own_count(input, input_splits, rank_, size_);
+  const int64_t got = own_count(output, output_splits, rank_, size_);
+  const bool fits = sent >= 0 && sent == got && alike({output}, input);
+  const uint64_t received = got < 0 ? 0 : output.nbytes() - got * output.itemsize();
+  // With splits no rank knows how much the others send: the switcher has them agree on that.
+  const CallSize size{even ? input.nbytes() : std::max<uint64_t>(input.nbytes(), output.nbytes()), even};
+  if (stays_raw(Op::all_to_all, input, even ? size.bytes : std::numeric_limits<uint64_t>::max()) && inner_moves(input))
+    return pass_on(Op::all_to_all, received, input.device(),
+                   [&](c10d::Backend& b) { return b.alltoall_base(output, input, output_splits, input_splits, opts); });
+  OwnCall call = all_to_all_call(
+      c10d::OpType::ALLTOALL_BASE,
+      [input, output, input_splits, output_splits, world = size_] {
+        return std::pair(split_parts(input, input_splits, world), split_parts(output, output_splits, world));
+      },
+      fits, input, size, received, {input}, {output}, patience(opts),
+      [output, input, output_splits, input_splits, opts](c10d::Backend& b) mutable {
+        return b.alltoall_base(output, input, output_splits, input_splits, opts);
+      });
   if (may_zip(call) && input.is_cpu() && !(input.is_contiguous() && output.is_contiguous())) {
     call.raw_here = [output, input, output_splits, input_splits, opts](const Place& place) mutable {
       densely({input}, {output}, [&](Tensors& in, Tensors& out) {
@@ -310,9 +360,14 @@ WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
 }
 
 WorkPtr ZipBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
-  return run(
-      all_to_all_call(c10d::OpType::ALLTOALL, inputs, outputs, inputs, outputs, /*even=*/false, patience(opts),
-                      [outputs, inputs, opts](c10d::Backend& b) mutable { return b.alltoall(outputs, inputs, opts); }));
+  const size_t world = static_cast<size_t>(size_);
+  const bool fits = inputs.size() == world && outputs.size() == world && alike(inputs, inputs[0]) &&
+                    alike(outputs, inputs[0]) && inputs[rank_].numel() == outputs[rank_].numel();
+  const uint64_t all = total_bytes(outputs), received = all - (fits ? outputs[rank_].nbytes() : 0);
+  return run(all_to_all_call(
+      c10d::OpType::ALLTOALL, [inputs, outputs] { return std::pair(inputs, outputs); }, fits,
+      inputs.empty() ? at::Tensor() : inputs[0], {std::max(total_bytes(inputs), all), false}, received, inputs, outputs,
+      patience(opts), [outputs, inputs, opts](c10d::Backend& b) mutable { return b.alltoall(outputs, inputs, opts); }));
 }
 
 // ---- reductions ----
@@ -361,6 +416,10 @@ OwnCall ZipBackend::reduce_scatter_call(c10d::OpType type, std::vector<Tensors> 
 
 WorkPtr ZipBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                          const c10d::ReduceScatterOptions& opts) {
+  if (stays_raw(Op::reduce_scatter, input, input.nbytes()) && fits_rows(input, output, size_) &&
+      !output.requires_grad())
+    return pass_on(Op::reduce_scatter, input.nbytes() / size_ * (size_ - 1), input.device(),
+                   [&](c10d::Backend& b) { return b._reduce_scatter_base(output, input, opts); });
   at::Tensor out = without_grad(output), in = input;
   Tensors parts = shape_rows(&in, &out, size_) ? equal_parts(in, size_) : Tensors{};
   return run(

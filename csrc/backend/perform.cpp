@@ -35,8 +35,9 @@ Decision decide(const Place& place, Op op, CallSize size, const FrameOptions& fr
   const Switcher::Choices allowed = choices(op, options);
   const uint64_t least = options.threshold(options.of(op));
   if (switcher->wants_measurements(op, size, allowed, least)) measure(place, frame, switcher);
-  Decision d = switcher->decide(op, place.world(), size, allowed, least);
-  if (options.log_decisions && place.rank() == 0)
+  const bool say = options.log_decisions && place.rank() == 0;
+  Decision d = switcher->decide(op, place.world(), size, allowed, least, say);
+  if (say)
     std::fprintf(stderr, "zipccl: %s of %llu bytes: %s (%s)\n", op_name(op),
                  static_cast<unsigned long long>(size.bytes),
                  d.choice == Choice::raw       ? "raw"

@@ -87,6 +87,19 @@ bool ZipBackend::frame_for(const at::Tensor& t, FrameOptions* frame) const {
   return effective_code(*frame) != Code::raw;
 }
 
+bool ZipBackend::stays_raw(Op op, const at::Tensor& t, uint64_t bytes) const {
+  FrameOptions frame;
+  const bool sums = op == Op::reduce_scatter || op == Op::all_reduce;
+  return size_ == 1 || coalescing_ || options_.of(op) == Mode::raw || bytes < options_.threshold(options_.of(op)) ||
+         (!sums && !frame_for(t, &frame));
+}
+
+WorkPtr ZipBackend::pass_on(Op op, uint64_t received, at::Device device, const RawCall& raw) {
+  at::NoGradGuard no_grad;
+  state_->stats.add_raw(op_name(op), received);
+  return forward(device, raw);
+}
+
 WorkPtr ZipBackend::run(OwnCall call) {
   const at::Device device = device_of(call);
   // No values of a collective have gradients. gloo would say so of some outputs, in some of its collectives.
@@ -101,8 +114,7 @@ WorkPtr ZipBackend::run(OwnCall call) {
       return run_cuda(std::move(call));
 #endif
   }
-  state_->stats.add_raw(op_name(call.op), call.received);
-  return forward(device, call.raw);
+  return pass_on(call.op, call.received, device, call.raw);
 }
 
 WorkPtr ZipBackend::run_cpu(OwnCall call) {
@@ -138,8 +150,9 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
         state->stats.add_raw(op_name(call.op), call.received);
       }
       if (may_zip && is_timed(call.op, options)) {
-        state->switcher.record(call.op, call.size, d.number, d.choice, watch.lap(), traffic.raw_bytes,
-                               traffic.wire_bytes);
+        if (d.timed)
+          state->switcher.record(call.op, call.size, d.number, d.choice, watch.lap(), traffic.raw_bytes,
+                                 traffic.wire_bytes);
         agree(place, call.op, call.size, &state->switcher);
       }
     } catch (const FrameError&) {

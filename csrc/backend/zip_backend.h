@@ -17,6 +17,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 #include <vector>
 
 #include "backend/options.h"
@@ -145,10 +146,15 @@ class ZipBackend : public c10d::Backend {
   // The frame options of a tensor's dtype; false where a frame would not be smaller.
   bool frame_for(const at::Tensor& t, FrameOptions* frame) const;
   std::string describe(const OwnCall& call) const;
+  // True where a call of that many bytes on tensors like `t` goes to the inner backend whatever the switcher would say.
+  bool stays_raw(Op op, const at::Tensor& t, uint64_t bytes) const;
+  // Such a call, with nothing else to be done.
+  WorkPtr pass_on(Op op, uint64_t received, at::Device device, const RawCall& raw);
   OwnCall gather_call(c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<std::vector<at::Tensor>> outputs,
                       std::vector<at::Tensor> user_outputs, Patience patience, RawCall raw) const;
-  OwnCall all_to_all_call(c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
-                          std::vector<at::Tensor> user_inputs, std::vector<at::Tensor> user_outputs, bool even,
+  using PartsOf = std::function<std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>()>;
+  OwnCall all_to_all_call(c10d::OpType type, PartsOf parts, bool fits, const at::Tensor& like, CallSize size,
+                          uint64_t received, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
                           Patience patience, RawCall raw) const;
   OwnCall reduce_call(Op op, c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
                       const c10d::ReduceOp& reduce_op, Patience patience, RawCall raw, PairOptions* pair,

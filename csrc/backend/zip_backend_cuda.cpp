@@ -132,18 +132,21 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   CudaState& state = cuda_state(device);
   backend_for(device);
   const Messages messages(cuda_, call.patience.timeout);
-  const std::string what = describe(call);
+  std::string what;  // for errors; made where there may be some
   Place place{*state.engine, messages, what};
   HostOfCuda host(*this, call.patience.timeout);
   prepare(state, &place, host);
-  const bool timed = is_timed(call.op, options_);
   const bool measures = state.switcher.wants_measurements(call.op, call.size, choices(call.op, options_),
                                                           options_.threshold(options_.of(call.op)));
+  if (measures) what = describe(call);
   auto decide_here = [&] { return decide(place, call.op, call.size, call.frame, options_, &state.switcher); };
   const Decision d = measures ? state.on_stream(decide_here) : decide_here();
 
+  const bool timed = is_timed(call.op, options_) && d.timed;
+
   WorkPtr work;
   Traffic traffic;
+  if (zips(d.choice)) what = describe(call);
   if (zips(d.choice) || (d.trial && call.patience.async)) {
     auto guard = state.enter();
     if (timed) state.start(state.stream, call, d);
@@ -168,7 +171,8 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
     state_->stats.add_zipped(op_name(call.op), traffic);
   else
     state_->stats.add_raw(op_name(call.op), call.received);
-  if (timed && state.switcher.wants_agreement(call.op, call.size)) {
+  if (is_timed(call.op, options_) && state.switcher.wants_agreement(call.op, call.size)) {
+    what = describe(call);
     state.tell_all();
     state.on_stream([&] { return agree(place, call.op, call.size, &state.switcher), 0; });
   }

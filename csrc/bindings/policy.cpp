@@ -39,6 +39,7 @@ void bind_policy(py::module_& m) {
       .def_readonly("raw_seconds", &Decision::raw_seconds)
       .def_readonly("zip_seconds", &Decision::zip_seconds)
       .def_readonly("trial", &Decision::trial)
+      .def_readonly("timed", &Decision::timed)
       .def("__repr__", [](const Decision& d) {
         return std::string("Decision(") + (zips(d.choice) ? "zip" : "raw") + ": " + d.reason + ")";
       });
@@ -55,7 +56,7 @@ void bind_policy(py::module_& m) {
           "decide",
           [](Switcher& s, const std::string& op, int world, uint64_t bytes, const std::vector<std::string>& allowed,
              bool shared, uint64_t least) {
-            return s.decide(parse_op(op), world, {bytes, shared}, parse_choices(allowed), least);
+            return s.decide(parse_op(op), world, {bytes, shared}, parse_choices(allowed), least, /*say=*/true);
           },
           py::arg("op"), py::arg("world"), py::arg("bytes"), py::arg("allowed"), py::arg("shared") = true,
           py::arg("least") = 0)
@@ -108,7 +109,7 @@ void bind_policy(py::module_& m) {
   m.attr("trial_calls") = Switcher::kTrial;
   m.attr("agree_every") = Switcher::kAgreeEvery;
   m.attr("agree_rarely") = Switcher::kAgreeRarely;
-  m.attr("explore_every") = Switcher::kExploreEvery;
+  m.attr("agree_rarely_unshared") = Switcher::kAgreeRarelyUnshared;
   m.def(
       "break_even",
       [](const std::string& op, double encode, double decode, int world, double ratio) {

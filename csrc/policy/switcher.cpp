@@ -15,6 +15,7 @@ constexpr double kHysteresis = 1.05;
 constexpr double kHopeless = 1.5;
 constexpr double kHopelessInTrial = 3.0;  // the model alone speaks
 constexpr double kNewest = 0.5;           // weight of the newest agreement
+constexpr double kDrift = 1.3;            // times this much off what was agreed before are news
 
 double blend(double old, double fresh) {
   if (fresh <= 0) return old;
@@ -114,8 +115,8 @@ Switcher::Choices Switcher::promising(const std::array<double, kChoiceCount>& t,
 }
 
 // Design 2 comes first: with equal expectations it is the better one, since most bytes move before anybody waits.
-Decision Switcher::settle(Op op, int world, bool shared, const Mix& mix, const Choices& allowed,
-                          const Flow& flow) const {
+Decision Switcher::settle(Op op, int world, bool shared, const Mix& mix, const Choices& allowed, const Flow& flow,
+                          bool say) const {
   const auto t = expected(op, world, shared, mix);
   auto cost = [&](Choice k) {
     double margin = zips(k) ? kMargin : 1.0;
@@ -131,6 +132,7 @@ Decision Switcher::settle(Op op, int world, bool shared, const Mix& mix, const C
   }
   const Choice zip = zips(d.choice) ? d.choice : allowed[2] ? Choice::zip_two : Choice::zip_one;
   d.zip_seconds = t[static_cast<int>(zip)];
+  if (!say) return d;
   if (!measured_) {
     d.reason = "raw is not allowed";
     return d;
@@ -158,50 +160,56 @@ Decision Switcher::settle(Op op, int world, bool shared, const Mix& mix, const C
 Decision Switcher::explain(Op op, int world, uint64_t bytes, const Choices& allowed) const {
   const CallSize size{bytes};
   const Flow* flow = find_flow(op, size);
-  return settle(op, world, true, mix_of(flow, size), allowed, flow ? *flow : Flow{});
+  return settle(op, world, true, mix_of(flow, size), allowed, flow ? *flow : Flow{}, /*say=*/true);
 }
 
 bool Switcher::wants_measurements(Op op, CallSize size, const Choices& allowed, uint64_t least) const {
   return !measured_ && allowed[0] && !all_below(mix_of(find_flow(op, size), size), size.shared ? 0 : least);
 }
 
-Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowed, uint64_t least) {
+Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowed, uint64_t least, bool say) {
   const Choice first = allowed[0] ? Choice::raw : allowed[2] ? Choice::zip_two : Choice::zip_one;
   if (allowed[0] + allowed[1] + allowed[2] == 1)
-    return {first, allowed[0] ? "zip is not allowed" : "raw is not allowed"};
+    return {first, !say ? "" : allowed[0] ? "zip is not allowed" : "raw is not allowed"};
   Flow& flow = flows_[flow_key(op, size)];
   const Mix mix = mix_of(&flow, size);
   flow.least = allowed[0] && !size.shared ? least : 0;
-  if (!size.shared) flow.log.push_back({static_cast<double>(size.bytes)});
   const uint64_t number = flow.calls++;
   ++flow.since;
+  if (!size.shared && flow.since > flow.interval - kAgreeEvery) flow.log.push_back({static_cast<double>(size.bytes)});
   Decision d{first, ""};
   d.number = number;
   if (mix.empty()) {
     flow.due = true;
-    d.reason = "no rank knows the others' sizes before the first call";
+    if (say) d.reason = "no rank knows the others' sizes before the first call";
     return d;
   }
   if (all_below(mix, flow.least)) {
-    d.reason = "the calls before were below min_bytes (" + std::to_string(flow.least) + ")";
+    if (say) d.reason = "the calls before were below min_bytes (" + std::to_string(flow.least) + ")";
     return d;
   }
-  const auto heaviest =
-      std::max_element(mix.begin(), mix.end(), [](const Part& a, const Part& b) { return a.bytes < b.bytes; });
+  const auto heaviest = std::max_element(mix.begin(), mix.end(), lighter);
   bool& tried = timings_[{op, size.shared, heaviest->size_class}].tried;
   if (!tried) flow.trial_left = kTrial;
   tried = true;
 
-  d = settle(op, world, size.shared, mix, allowed, flow);
+  d = settle(op, world, size.shared, mix, allowed, flow, say);
   d.number = number;
+  if (flow.decided && d.choice != flow.current) {
+    flow.interval = kAgreeEvery;
+    flow.since = 0;
+    flow.explore_at = flow.calls + 2 * kAgreeEvery;
+  }
   flow.current = d.choice;
   flow.decided = true;
-  const bool trial = flow.trial_left > 0, exploring = flow.calls % kExploreEvery == 0;
+  const bool trial = flow.trial_left > 0;
+  d.timed = trial || flow.since > flow.interval - kTimed;
+  const bool exploring = !trial && d.timed && flow.calls >= flow.explore_at;
   if (!trial && !exploring) return d;
   d.trial = true;
+  if (exploring) flow.explore_at = flow.calls + 2 * static_cast<uint64_t>(flow.interval);
   // In turn, from the choice that looks best: the first call is that one, and exploring begins with the next.
-  const int turns =
-      static_cast<int>(trial ? kTrial - flow.trial_left : 1 + flow.calls / kExploreEvery % (kChoiceCount - 1));
+  const int turns = static_cast<int>(trial ? kTrial - flow.trial_left : 1 + flow.explored++ % (kChoiceCount - 1));
   if (trial && --flow.trial_left == 0) flow.due = true;
   const Choices chosen =
       promising(expected(op, world, size.shared, mix), allowed, trial ? kHopelessInTrial : kHopeless);
@@ -211,7 +219,7 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
     while (!chosen[k]);
   if (k == static_cast<int>(d.choice)) return d;
   d.choice = static_cast<Choice>(k);
-  d.reason = std::string("trying ") + name(d.choice) + "; " + d.reason;
+  if (say) d.reason = std::string("trying ") + name(d.choice) + "; " + d.reason;
   return d;
 }
 
@@ -232,8 +240,7 @@ void Switcher::record(Op op, CallSize size, uint64_t number, Choice choice, doub
 bool Switcher::wants_agreement(Op op, CallSize size) const {
   const Flow* flow = find_flow(op, size);
   if (!flow) return false;
-  const bool rarely = !flow->mix.empty() && all_below(flow->mix, flow->least);
-  return flow->due || flow->since >= (rarely ? kAgreeRarely : kAgreeEvery);
+  return flow->due || flow->since >= flow->interval;
 }
 
 std::vector<double> Switcher::own_sizes(Op op) const {
@@ -255,9 +262,15 @@ void Switcher::agree_sizes(Op op, const std::vector<double>& largest) {
     part.bytes += largest[i];
     ++part.calls;
   }
+  auto heaviest = [](const Mix& mix) {
+    auto it = std::max_element(mix.begin(), mix.end(), lighter);
+    return it == mix.end() ? kAnyClass : it->size_class;
+  };
+  const int before = heaviest(flow.mix);
   flow.log.clear();
   flow.mix.clear();
   for (const auto& [c, part] : parts) flow.mix.push_back(part);
+  flow.changed = flow.changed || heaviest(flow.mix) != before;
 }
 
 std::vector<double> Switcher::seen(Op op, CallSize size) const {
@@ -277,14 +290,16 @@ std::vector<double> Switcher::seen(Op op, CallSize size) const {
 
 void Switcher::agree(Op op, CallSize size, const std::vector<double>& largest) {
   Flow& flow = flows_[flow_key(op, size)];
-  flow.since = 0;
-  flow.due = false;
-  if (largest.empty()) return;
   const double* values = largest.data();
   double ratios = 0, bytes = 0;
   for (const Part& part : mix_of(&flow, size)) {
+    if (largest.empty()) break;
     Timing& t = timings_[{op, size.shared, part.size_class}];
-    for (int i = 0; i < kChoiceCount; ++i) t.agreed[i] = blend(t.agreed[i], values[i]);
+    for (int i = 0; i < kChoiceCount; ++i) {
+      const double before = t.agreed[i], now = values[i];
+      if (before > 0 && now > 0 && (now > kDrift * before || before > kDrift * now)) flow.changed = true;
+      t.agreed[i] = blend(before, now);
+    }
     t.fastest = {};
     t.ratio = {};
     if (values[kChoiceCount] > 0) {
@@ -294,6 +309,12 @@ void Switcher::agree(Op op, CallSize size, const std::vector<double>& largest) {
     values += kSeen;
   }
   if (bytes > 0) ratio_[op] = blend(ratio_.count(op) ? ratio_[op] : 0, ratios / bytes);
+  const bool confirmed = !flow.due && !flow.changed;
+  const int most = size.shared ? kAgreeRarely : kAgreeRarelyUnshared;
+  flow.interval = confirmed ? std::min(2 * flow.interval, most) : kAgreeEvery;
+  flow.explore_at = std::min(flow.explore_at, flow.calls + 2 * static_cast<uint64_t>(flow.interval));
+  flow.since = 0;
+  flow.due = flow.changed = false;
 }
 
 }  // namespace zipccl

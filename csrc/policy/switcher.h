@@ -6,9 +6,11 @@
 // A model of link and codec, measured once, tells which choices have a chance in a size class (sizes within a factor of
 // two). Where more than one has, the first kTrial calls take them in turn; real calls say more than a model can. From
 // then on calls are seen: seconds and sizes. Each rank sees its own, so they count only once they are agreed: after the
-// trial and then every kAgreeEvery calls, wants_agreement() asks the caller to all-reduce the values of seen() with MAX
-// and to hand the result to agree(). Choices change only by a clear margin (hysteresis). A choice not taken is tried
-// again once in kExploreEvery calls.
+// trial and then every so many calls, wants_agreement() asks the caller to all-reduce the values of seen() with MAX and
+// to hand the result to agree(). Choices change only by a clear margin (hysteresis). A choice not taken is tried again
+// once in two agreements. Agreements come every kAgreeEvery calls, twice as rarely after each that confirms what was
+// known, up to kAgreeRarely; as often as at first when a choice changed or times drifted. Only the last kTimed calls
+// before an agreement need be timed.
 //
 // Sizes that no rank knows whole. In an all-to-all with splits each rank knows its own bytes alone. Then ranks also
 // agree, afterwards, on how large the calls since the last agreement were on the busiest rank (own_sizes(),
@@ -48,6 +50,7 @@ struct Decision {
   double raw_seconds = 0;  // expected; 0 where nothing was estimated
   double zip_seconds = 0;
   bool trial = false;   // taken to see how it does, rather than as the best
+  bool timed = false;   // record() wants to know of it
   uint64_t number = 0;  // of the call among those decided like it, for record()
 };
 
@@ -66,8 +69,8 @@ class Switcher {
   // fewer bytes take it. Looked at where sizes are not shared; elsewhere callers do not ask about smaller ones.
   using Choices = std::array<bool, kChoiceCount>;
   bool wants_measurements(Op op, CallSize size, const Choices& allowed, uint64_t least) const;
-  // One call.
-  Decision decide(Op op, int world, CallSize size, const Choices& allowed, uint64_t least);
+  // One call. `say`: with a reason.
+  Decision decide(Op op, int world, CallSize size, const Choices& allowed, uint64_t least, bool say);
   // Without counting: what decide() would say now of a call of that many bytes, known to all.
   Decision explain(Op op, int world, uint64_t bytes, const Choices& allowed) const;
 
@@ -85,8 +88,9 @@ class Switcher {
 
   static constexpr int kTrial = 6;
   static constexpr int kAgreeEvery = 32;
-  static constexpr int kAgreeRarely = 64;  // where all calls are below `least`
-  static constexpr int kExploreEvery = 64;
+  static constexpr int kAgreeRarely = 4096;
+  static constexpr int kAgreeRarelyUnshared = 256;  // sizes may have changed without a word
+  static constexpr int kTimed = 8;
   static constexpr int kSeen = kChoiceCount + 1;  // seconds of the fastest call by choice, mean ratio; 0: none
 
  private:
@@ -110,6 +114,7 @@ class Switcher {
     int calls = 0;
   };
   using Mix = std::vector<Part>;  // by size class
+  static bool lighter(const Part& a, const Part& b) { return a.bytes < b.bytes; }
   // This rank's view of a call whose class is not known yet.
   struct Logged {
     double bytes = 0;
@@ -122,13 +127,17 @@ class Switcher {
     uint64_t calls = 0;
     int trial_left = 0;
     int since = 0;  // calls since the last agreement
-    bool due = false;
+    int interval = kAgreeEvery;
+    bool due = false;                       // an agreement, before the interval is over
+    bool changed = false;                   // the interval starts anew at the next agreement
+    uint64_t explore_at = 2 * kAgreeEvery;  // not before that many calls
+    uint64_t explored = 0;
     bool decided = false;
     Choice current = Choice::raw;
     // Where sizes are not shared:
-    uint64_t least = 0;  // of the last decision
-    Mix mix;             // calls between the last two agreements
-    std::vector<Logged> log;
+    uint64_t least = 0;       // of the last decision
+    Mix mix;                  // calls between the last two agreements
+    std::vector<Logged> log;  // the last calls, kAgreeEvery at most
   };
   using Key = std::tuple<Op, bool, int>;  // op, sizes are shared, size class
   static constexpr int kAnyClass = -1;
@@ -145,7 +154,8 @@ class Switcher {
   std::array<double, kChoiceCount> expected(Op op, int world, bool shared, const Mix& mix) const;
   // Choices that are not expected to be far worse than the best one.
   static Choices promising(const std::array<double, kChoiceCount>& t, const Choices& allowed, double hopeless);
-  Decision settle(Op op, int world, bool shared, const Mix& mix, const Choices& allowed, const Flow& flow) const;
+  Decision settle(Op op, int world, bool shared, const Mix& mix, const Choices& allowed, const Flow& flow,
+                  bool say) const;
 
   bool measured_ = false;
   LinkModel link_;
