@@ -55,6 +55,9 @@ def error_against_workers(axes, result: dict, bits: float) -> None:
             colour = "black" if method == "fp8" else "gray"
             axes.loglog(*zip(*found, strict=True), LINES[topology], color=colour, label=f"{method} {topology}")
     axes.set(title=f"{bits:g} bits; {result['gradients']}", xlabel="workers", ylabel="vNMSE")
+    workers = sorted({r["workers"] for r in result["rows"]})
+    axes.set_xticks(workers, labels=workers)
+    axes.minorticks_off()
     axes.legend(fontsize=5, ncol=2)
 
 

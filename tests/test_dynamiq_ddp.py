@@ -147,6 +147,42 @@ def test_join():
     assert all(same_bits(p, q) for p, q in zip(a, b, strict=True))
 
 
+class Bucket:
+    """What the hook asks of DDP's."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def buffer(self):
+        return self.values
+
+    def index(self):
+        return 0
+
+    def is_last(self):
+        return True
+
+
+def called_in_turn(rank):
+    """Rank 1 calls its hook only when rank 0's has come back."""
+    group = ranks.init("gloo")
+    store = dist.distributed_c10d._get_default_store()
+    state = zipccl.DynamiQState(topology="direct")
+    zipccl.dynamiq._channel(group)
+    if rank == 1:
+        store.get("rank 0 goes on")
+    future = zipccl.dynamiq_hook(state, Bucket(torch.ones(20_000)))
+    if rank == 0:
+        assert not future.done()
+        store.set("rank 0 goes on", "")
+    return float((future.wait() - 1).abs().max())
+
+
+def test_the_hook_does_not_wait_for_peers():
+    for error in ranks.run(called_in_turn, 2):
+        assert error < 0.1
+
+
 def one_backward(rank, options):
     """Gradients of one step with the hook, and the exact averages."""
     ranks.init("gloo")

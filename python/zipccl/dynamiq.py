@@ -12,7 +12,6 @@ NCCL::
 import math
 import os
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,7 +40,8 @@ class DynamiQState:
             choice is 5 (section 5). A ring of more than 16 ranks needs 4.
         topology: how partial sums travel: ``"direct"`` (each is packed once, summed in fp32 and packed once more),
             ``"butterfly"``, ``"ring"`` (packed again at every hop), ``"hierarchical"`` (raw inside nodes, packed
-            between them), or ``"auto"``: the fastest on the link as measured at the first use, direct in doubt.
+            between them), or ``"auto"``: the fastest on the link as measured at the first use, direct in doubt. In a
+            single node whose link is fast enough that is a raw sum, with nothing packed.
         widths: ``"fine"``: 0 to 8 bits per super-group, by rate-distortion. ``"paper"``: 2, 4 or 8 bits by the
             paper's thresholds, its non-uniform levels and means (sections 3.1 and 3.2).
         seed: of the rounding. The same seed and the same calls give the same bits, on every run and device.
@@ -322,13 +322,13 @@ def reduce_scatter(
     return output
 
 
-def _exempt(state: DynamiQState, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> list:
+def _exempt(state: DynamiQState, bucket: dist.GradBucket) -> list[torch.Tensor]:
     if not state.exempt_1d and state.exempt_below <= 0:
         return []
     return [
-        g
-        for p, g in zip(parameters, gradients, strict=True)
-        if (state.exempt_1d and p.dim() <= 1) or p.numel() < state.exempt_below
+        gradient
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        if (state.exempt_1d and parameter.dim() <= 1) or parameter.numel() < state.exempt_below
     ]
 
 
@@ -356,7 +356,7 @@ def dynamiq_hook(state: DynamiQState, bucket: dist.GradBucket) -> torch.futures.
     if warming_up or buffer.dtype not in DTYPES:
         future = channel.all_reduce_raw(buffer, scale, True)
     else:
-        exempt = _exempt(state, bucket.parameters(), bucket.gradients())
+        exempt = _exempt(state, bucket)
         residual = state._residual(bucket.index(), buffer)
         call = state._next_call()
         future = channel.all_reduce(buffer, state._options(), scale, state.seed, call, exempt, residual, True)
