@@ -31,7 +31,6 @@ from baselines import CODECS, BaselineState, all_reduce
 from netns import LinkError, ShapedLink
 
 TIMEOUT = timedelta(seconds=120)
-SIZE_SECONDS = 12.0  # about how long one size is measured
 
 
 def ways(world: int) -> dict[str, tuple[float, Callable[[torch.Tensor], torch.Tensor]]]:
@@ -104,7 +103,7 @@ def rank_work(args: argparse.Namespace, sizes: list[int]) -> None:
             digests: list = [None] * world
             dist.all_gather_object(digests, hashlib.sha1(x.cpu().numpy().tobytes()).hexdigest(), group=control)
             alike[name] = len(set(digests)) == 1
-        rounds = max(3, min(20, int(SIZE_SECONDS / sum(t[0] for t in times.values()))))
+        rounds = max(3, min(20, int(args.seconds / sum(t[0] for t in times.values()))))
         work = torch.empty_like(rows[rank])
         for name in methods:
             times[name].clear()
@@ -140,6 +139,7 @@ def main() -> int:
     parser.set_defaults(factor=10)
     harness.add_data_argument(parser)
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument("--seconds", type=float, default=12, help="about how long one size is measured (default 12)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)  # set in the processes it starts
     args = parser.parse_args()
@@ -157,6 +157,7 @@ def main() -> int:
             table.add(row)
 
     worker = [__file__, "--worker", "--device", args.device, "--factor", str(args.factor)]
+    worker += ["--seconds", str(args.seconds)]
     worker += ["--min-bytes", str(args.min_bytes), "--max-bytes", str(args.max_bytes)]
     worker += ["--tensor", str(args.tensor)] if args.tensor else []
     worker += ["--methods", *args.methods] if args.methods else []
