@@ -178,9 +178,9 @@ def check_strided(rank, mode):
     assert same_bits(moved, torch.stack([values(r, 1000) for r in range(world)]))
 
 
-@pytest.mark.parametrize("mode", ["zip", "auto", "raw"])
+@pytest.mark.parametrize("mode", ["zip", "auto"])
 def test_strided_tensors_are_refused_as_by_nccl(mode):
-    ranks.run(check_strided, 2, mode, timeout=120)
+    ranks.run(check_strided, 2, mode, timeout=60)
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------

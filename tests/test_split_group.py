@@ -182,7 +182,7 @@ def _zips(device) -> bool:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_device_mesh(device):
-    ranks.run(check_device_mesh, 4, device, timeout=120, env=OF_NEW_GROUPS)
+    ranks.run(check_device_mesh, 4, device, timeout=60, env=OF_NEW_GROUPS)
 
 
 # ---- CUDA: by NCCL's own split ---------------------------------------------------------------------------------
@@ -213,7 +213,6 @@ def check_cuda(rank, parts, attached):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("attached", [False, True], ids=["zipccl", "attached"])
-@pytest.mark.parametrize("world, parts", [(2, [[0, 1]]), (3, [[0, 2]]), (4, [[3], [0, 1, 2]])])
-def test_cuda(world, parts, attached):
-    ranks.run(check_cuda, world, parts, attached, timeout=120)
+@pytest.mark.parametrize("attached, parts", [(False, [[0, 2]]), (True, [[1], [2, 0]])], ids=["zipccl", "attached"])
+def test_cuda(parts, attached):
+    ranks.run(check_cuda, 3, parts, attached, timeout=60)
