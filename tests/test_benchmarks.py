@@ -82,6 +82,18 @@ def test_collectives(tmp_path, tensor_file):
     assert "all_gather, size: bytes each rank contributes" in done.stdout
 
 
+def test_overhead(tmp_path):
+    done = run("overhead.py", "--min-bytes", "64", "--max-bytes", "64", "--rounds", "3",
+               "--json", str(tmp_path / "overhead.json"))  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads((tmp_path / "overhead.json").read_text())
+    assert FACTS <= facts.keys() and len(facts["collectives"]) == 6
+    for rows in facts["collectives"].values():
+        assert [(row["bytes"], row["async"]) for row in rows] == [(64, "sync"), (64, "async")]
+        for row in rows:
+            assert row["more_us"] == pytest.approx(row["zipccl_us"] - min(row["inner_us"], row["again_us"]))
+
+
 def test_all_gather_knows_what_must_come_out(tensor_file):
     values = harness.Values(tensor_file)
     ranks = [AllGather(2000, values, rank, 3, torch.device("cpu")) for rank in range(3)]

@@ -266,22 +266,33 @@ def check_graph(rank):
     where, world = start(), dist.get_world_size()
     shard = torch.zeros(1 << 16, dtype=BF16, device=where)
     out = torch.empty(world << 16, dtype=BF16, device=where)
-    dist.all_gather_into_tensor(out, shard)
+    swapped, sent = torch.empty_like(out), torch.zeros_like(shard)
+
+    def calls():
+        dist.all_gather_into_tensor(out, shard)
+        dist.all_to_all_single(swapped, out, [1 << 16] * world, [1 << 16] * world)
+        sent.copy_(shard)
+        dist.broadcast(sent, world - 1)
+
+    calls()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        dist.all_gather_into_tensor(out, shard)
+        calls()
     for step in range(3):
         shard.copy_(values(10 * step + rank, 1 << 16))
         graph.replay()
         torch.cuda.synchronize()
         assert same_bits(out, torch.cat([values(10 * step + r, 1 << 16) for r in range(world)]))
-    return zipccl.stats()["all_gather"]
+        assert same_bits(swapped, values(10 * step + rank, 1 << 16).repeat(world))
+        assert same_bits(sent, values(10 * step + world - 1, 1 << 16))
+    calls()  # and zipped again
+    return {op: (moved["calls"], moved["zipped_calls"]) for op, moved in zipccl.stats().items()}
 
 
 def test_graph_capture_goes_raw():
-    for moved in ranks.run(check_graph, 2, timeout=120):
-        assert (moved["calls"], moved["zipped_calls"]) == (2, 1)
+    for moved in ranks.run(check_graph, 2, timeout=60):
+        assert moved == dict.fromkeys(("all_gather", "all_to_all", "broadcast"), (3, 2))
 
 
 def check_both_devices(rank):
