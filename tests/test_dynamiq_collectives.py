@@ -1,6 +1,7 @@
 """The reductions: what comes out on every rank, by every topology, at every world size."""
 
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -109,7 +110,8 @@ def by_bits(rank):
     found = {}
     for widths in ("fine", "paper"):
         for bits in (3.0, 5.0, 8.0):
-            options = {"topology": "direct", "widths": widths, "bits": bits}
+            # Blocks as small as that would be mostly padding, so they are not made.
+            options = {"topology": "direct", "widths": widths, "bits": bits, "block_bytes": 1024}
             found[widths, bits] = sums(rank, "gloo", "cpu", options, [200_000])
     return found
 
@@ -232,6 +234,35 @@ def test_auto_decides_alike():
     got = ranks.run(measured, 4)
     assert all(g == got[0] for g in got)
     assert got[0][1][2] > got[0][0][2] > 0
+
+
+def at_random(rank, seed):
+    ranks.init("zipccl")
+    n, draw = dist.get_world_size(), random.Random(seed)
+    found = []
+    for _ in range(30):
+        count = draw.choice([0, 1, 257, 2048 * n, 2048 * n + 1, draw.randrange(60_000), draw.randrange(300_000)])
+        state = zipccl.DynamiQState(
+            topology=draw.choice([*TOPOLOGIES, "auto"]),
+            bits=draw.choice([4.0, 5.0, 8.5, 16.0]),
+            seed=draw.randrange(9),
+            correlated=draw.random() < 0.8,
+            error_feedback=draw.random() < 0.2,
+            block_bytes=draw.choice([None, 1024, 4096, 1 << 16]),
+        )
+        rows = rows_of(count, n, draw.choice([torch.float32, torch.bfloat16, torch.float16]))
+        if draw.random() < 0.3:  # everybody's part is the same
+            out = zipccl.dynamiq.reduce_scatter(torch.empty(count), rows[rank].repeat(n), state)
+        else:
+            out = zipccl.dynamiq.all_reduce(rows[rank].clone(), state)
+        found.append((out, error(out, rows) if count else 0.0))
+    return found
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_at_random(world):
+    for found in ranks.run(at_random, world, world):
+        assert max(err for _, err in found) < 0.1
 
 
 def wrong_nodes(rank):

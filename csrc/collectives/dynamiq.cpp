@@ -258,8 +258,14 @@ void in_a_row(int64_t blocks, int stages, const std::function<void(int64_t, int)
   }
 }
 
-int64_t blocks_of(const DynamiqOptions& options, int64_t count) {
-  return std::max<int64_t>(1, (count * 4 + options.block_bytes - 1) / options.block_bytes);
+// Parts of so many super-groups at least: all parts are as long as the longest, and what is not filled is lost.
+constexpr int64_t kFewestSlots = 16;
+
+// ranks: how many parts a block is cut into, in nodes and between them.
+int64_t blocks_of(const DynamiqOptions& options, int64_t count, int ranks) {
+  const int64_t wanted = (count * 4 + options.block_bytes - 1) / options.block_bytes;
+  const int64_t most = count / (ranks * kFewestSlots * quantizer::kSuperGroup);
+  return std::max<int64_t>(1, std::min(wanted, most));
 }
 
 quantizer::Shape shape_of(const DynamiqOptions& options, int64_t count, int domains, int64_t parts) {
@@ -296,7 +302,7 @@ void scale_alone(at::Tensor values, float scale) {
 void all_reduce_flat(const DynamiqPlace& place, const DynamiqOptions& options, const DynamiqKey& key, at::Tensor values,
                      float scale, at::Tensor residual, Traffic* traffic) {
   const int n = options.team.size(), steps = steps_of(options);
-  const int64_t blocks = blocks_of(options, values.numel());
+  const int64_t blocks = blocks_of(options, values.numel(), n);
   if (residual.defined()) {
     values.add_(residual);
     residual.zero_();  // what others keep now stays theirs; this rank's part of it is written below
@@ -424,7 +430,8 @@ class NodeBlock {
 
 void all_reduce_by_node(const DynamiqPlace& place, const DynamiqOptions& options, const DynamiqKey& key,
                         at::Tensor values, float scale, Traffic* traffic) {
-  const int64_t count = values.numel(), blocks = blocks_of(options, count);
+  const int64_t count = values.numel();
+  const int64_t blocks = blocks_of(options, count, options.team.size() * options.node.size());
   std::vector<std::unique_ptr<NodeBlock>> running(blocks);
   in_a_row(blocks, NodeBlock::stages(options), [&](int64_t b, int s) {
     if (s == 0) {
@@ -467,7 +474,7 @@ Traffic dynamiq_reduce_scatter(const DynamiqPlace& place, const DynamiqOptions& 
     return scale_alone(out, scale), traffic;
   }
   if (count == 0) return traffic;
-  const int64_t blocks = blocks_of(options, values.numel());
+  const int64_t blocks = blocks_of(options, values.numel(), n);
   const int steps = steps_of(options);
   Plan plan(shape_of(options, values.numel(), n, blocks), values.device(), place.what);
   Agreement agreement(place, options.team, &plan, &traffic);

@@ -40,7 +40,7 @@ struct DynamiqOptions {
   Topology topology = Topology::direct;
   Team team;                // whose sums are packed
   Team node;                // more than one: sums inside the node are raw, and each member carries its share outside
-  int64_t block_bytes = 0;  // of values as fp32; > 0
+  int64_t block_bytes = 0;  // of values as fp32; > 0. Blocks are larger where parts would be too small
 };
 
 // Of a call, the same on every rank and never twice the same.
