@@ -153,7 +153,7 @@ def make_extension(cuda: bool, archs: str) -> Extension:
         define_macros=macros,
         extra_compile_args={
             "cxx": ["-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", *isystem],
-            "nvcc": ["-O3", "-Xcompiler=-fvisibility=hidden,-Wall", *isystem],
+            "nvcc": ["-O3", "-Xcompiler=-fvisibility=hidden,-Wall,-ffp-contract=off", *isystem],
         },
     )
 

@@ -479,9 +479,9 @@ def test_any_shape(data):
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(["fine", "paper"]))
-def test_any_bytes_decode(seed, widths):
-    b = Bucket(CASES["tail"], widths=widths)
+@given(st.integers(0, 2**32), st.sampled_from(["fine", "paper"]), st.sampled_from([2.7, 5.0]))
+def test_any_bytes_decode(seed, widths, bits):
+    b = Bucket(CASES["tail"], widths=widths, bits=bits)
     rubbish = torch.randint(0, 256, b.empty().shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     np.testing.assert_array_equal(integers(b.unpack(rubbish)), integers(b.ref_unpack(rubbish.numpy())))
 

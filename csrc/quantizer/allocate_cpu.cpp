@@ -29,9 +29,8 @@ uint64_t plan_scratch_bytes(const Shape& shape) {
 }
 
 Status allocate(const Shape& shape, const void* stats, uint32_t ranks, void* plan, void* scratch) {
-  if (check(shape) != Status::ok || ranks == 0) return Status::bad_argument;
-  if (shape.count == 0) return Status::ok;
-  if (stats == nullptr || !aligned(plan) || !aligned(scratch)) return Status::bad_argument;
+  const Status status = check_allocate(shape, stats, ranks, plan, scratch);
+  if (status != Status::ok || shape.count == 0) return status;
   const Layout l = layout_of(shape);
   const Keys keys(shape, stats);
   uint32_t* at_least = static_cast<uint32_t*>(scratch);

@@ -23,10 +23,6 @@ void add_to(float* y, const float* d, uint64_t n) {
 void add_to(float* y, float d, uint64_t n) {
   for (uint64_t i = 0; i < n; ++i) y[i] = add(y[i], d);
 }
-
-bool in_range(const Shape& shape, const Layout& l, const Combine& job, uint64_t first) {
-  return job.part / shape.parts * l.domain_count >= first;
-}
 }  // namespace
 
 void load(const Values& values, uint64_t at, uint64_t n, float* x) {
@@ -48,35 +44,14 @@ void store(const Values& values, uint64_t at, uint64_t n, const float* x) {
     store_as<float, canonical>(values.data, at, n, x);
 }
 
-Status check(const Shape& shape, const void* plan, const Combine& job) {
-  if (check(shape) != Status::ok) return Status::bad_argument;
-  const uint64_t all = uint64_t{shape.domains} * shape.parts;
-  if (job.parts > all || job.part > all - job.parts) return Status::bad_argument;
-  if (shape.count == 0 || job.parts == 0) return Status::ok;
-  const Layout l = layout_of(shape);
-  if (!aligned(plan) || !valid(job.x) || !valid(job.out)) return Status::bad_argument;
-  if ((job.packed_out == nullptr) == (job.out.data == nullptr)) return Status::bad_argument;
-  if (job.packed_out != nullptr &&
-      (!aligned(job.packed_out) || job.key.of < 1 || job.key.of > 65536 || job.key.index >= job.key.of))
-    return Status::bad_argument;
-  if (job.packed.n != 0 && (!aligned(job.packed.data) || job.packed.stride % kFrameAlign != 0))
-    return Status::bad_argument;
-  if ((job.x.place == Place::bucket && !in_range(shape, l, job, job.x.first)) ||
-      (job.out.place == Place::bucket && !in_range(shape, l, job, job.out.first)))
-    return Status::bad_argument;
-  if (job.residual != nullptr && (job.packed_out == nullptr || !in_range(shape, l, job, job.residual_first) ||
-                                  reinterpret_cast<uintptr_t>(job.residual) % sizeof(float) != 0))
-    return Status::bad_argument;
-  return Status::ok;
-}
-
 Status combine(const Shape& shape, const void* plan, const Combine& job) {
-  const Status status = check(shape, plan, job);
+  const Status status = check_combine(shape, plan, job);
   if (status != Status::ok || shape.count == 0) return status;
   const Layout l = layout_of(shape);
   const Plan p = plan_of(l, plan);
   const SlotKernels& kernels = slot_kernels();
   const Rounds rounds = make_rounds(job.key);
+  const bool has_means = shape.widths == Widths::paper;
   float y[kSuperGroup], d[kSuperGroup];
 
   for (uint64_t k = 0; k < job.parts; ++k) {
@@ -91,13 +66,13 @@ Status combine(const Shape& shape, const void* plan, const Combine& job) {
       const bool filled = super_group != kNoSuperGroup;
       const Span span = filled ? span_of(l, domain, super_group) : Span{0, 0};
       const uint64_t n = span.end - span.begin;
-      const float mean = shape.widths == Widths::paper && filled ? p.means[super_group] : 0.0f;
+      const float mean = has_means && filled ? p.means[super_group] : 0.0f;
       const uint64_t in_parts = (k * l.slots + s) * kSuperGroup;
       const auto at = [&](const Values& v) { return v.place == Place::bucket ? span.begin - v.first : in_parts; };
 
       if (job.x.data != nullptr) {
         load(job.x, at(job.x), n, y);
-        if (job.x.means != 0) add_to(y, -mul(job.x.means, mean), n);
+        if (has_means && job.x.means != 0) add_to(y, -mul(job.x.means, mean), n);
       } else {
         std::fill(y, y + kSuperGroup, 0.0f);
       }
@@ -111,7 +86,7 @@ Status combine(const Shape& shape, const void* plan, const Combine& job) {
       std::fill(y + n, y + kSuperGroup, 0.0f);
 
       if (job.packed_out == nullptr) {
-        if (job.out.means != 0) add_to(y, mul(job.out.means, mean), n);
+        if (has_means && job.out.means != 0) add_to(y, mul(job.out.means, mean), n);
         store(job.out, at(job.out), job.out.place == Place::bucket ? n : kSuperGroup, y);
       } else {
         float* residual =

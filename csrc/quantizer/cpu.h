@@ -1,6 +1,5 @@
 // Internals of the CPU quantiser, shared by its .cpp files and by nobody else. The interface is quantizer.h.
 //
-// shape.cpp            sizes
 // statistics_cpu.cpp   statistics()
 // allocate_cpu.cpp     allocate()
 // combine_cpu.cpp      combine(): a slot at a time
@@ -12,22 +11,12 @@
 #include <cstring>
 
 #include "format/float16.h"
+#include "quantizer/arguments.h"
 #include "quantizer/layout.h"
 #include "quantizer/random.h"
 
 namespace zipccl {
 namespace quantizer {
-
-inline bool aligned(const void* p) { return p != nullptr && reinterpret_cast<uintptr_t>(p) % kFrameAlign == 0; }
-
-inline bool valid(const Values& v) {
-  const uint64_t bytes = v.dtype == DType::f32 ? 4 : v.dtype == DType::bf16 || v.dtype == DType::f16 ? 2 : 0;
-  return bytes != 0 && (v.place == Place::bucket || v.place == Place::parts) &&
-         reinterpret_cast<uintptr_t>(v.data) % bytes == 0;
-}
-
-// bad_argument, or ok. What can be checked without looking at memory; both devices.
-Status check(const Shape& shape, const void* plan, const Combine& job);
 
 // x[0 .. n): values.data[at .. at + n) in fp32; zeros up to kSuperGroup.
 void load(const Values& values, uint64_t at, uint64_t n, float* x);

@@ -85,11 +85,10 @@ ZIPCCL_HD float half_scale(uint32_t code, uint32_t exponent) {
   return bits_float(code == 0 || index < 0 ? 0u : static_cast<uint32_t>(index) << kIndexShift);
 }
 
-// 1 / D for a half_scale() an encoder may use, 0 for 0: never above the true value, so that levels are never left.
+// 1 / D for a half_scale() an encoder may use, not 0: never above the true value, so that levels are never left.
 // One bit: 1 / (2 S), the inverse of the distance of the two levels.
 ZIPCCL_HD float inverse_step(float half, uint32_t width) {
   const uint32_t bits = float_bits(half);
-  if (bits == 0) return 0.0f;
   // 1, 1/1.25, 1/1.5, 1/1.75, the last three times 1 - 2^-20 and rounded to nearest.
   const uint32_t mantissa = bits >> kIndexShift & 3u;
   const float inverse = mantissa == 0   ? 1.0f

@@ -132,7 +132,7 @@ struct Combine {
   float scale = 1;  // 1, or 1 / n for an average
 
   // One of the two outputs.
-  void* packed_out = nullptr;  // y rounded to packed parts, one after the other
+  void* packed_out = nullptr;  // y rounded to packed parts, one after the other. May be one of the packed inputs itself
   Key key;
   Values out;  // y. May be x itself (same data, dtype, place), not overlap it otherwise
 
@@ -156,7 +156,8 @@ Status combine(const Shape& shape, const void* plan, const Combine& job);
 
 // ---- CUDA -----------------------------------------------------------------------------------------------------
 // The same, asynchronous on `stream` (a cudaStream_t): all memory on the current device, nothing copied to or from the
-// host, nothing waited for; may be captured in a graph. Status also: device_error, when a launch fails.
+// host, nothing waited for; may be captured in a graph. Status also: device_error, when a launch fails; unsupported,
+// for more than 65535 domains, or parts of 4 GiB and more.
 
 #ifdef ZIPCCL_WITH_CUDA
 namespace cuda {

@@ -1,4 +1,5 @@
-// Sizes: docs/dynamiq.md, section 2.
+// Sizes: docs/dynamiq.md, section 2. Checks of arguments.
+#include "quantizer/arguments.h"
 #include "quantizer/layout.h"
 
 namespace zipccl {
@@ -58,6 +59,48 @@ StatsFormat stats_format(const Shape& shape) {
   const uint64_t n = super_groups(shape);
   if (shape.widths == Widths::fine) return {DType::u8, true, n, n};
   return {DType::bf16, false, 2 * n, 4 * n};
+}
+
+// ---- Arguments ------------------------------------------------------------------------------------------------
+
+bool valid(const Values& v) {
+  const uint64_t bytes = v.dtype == DType::f32 ? 4 : v.dtype == DType::bf16 || v.dtype == DType::f16 ? 2 : 0;
+  return bytes != 0 && (v.place == Place::bucket || v.place == Place::parts) &&
+         reinterpret_cast<uintptr_t>(v.data) % bytes == 0;
+}
+
+Status check_statistics(const Shape& shape, const Values& values, const void* stats) {
+  if (check(shape) != Status::ok || !valid(values) || values.place != Place::bucket || values.first != 0)
+    return Status::bad_argument;
+  return shape.count != 0 && (values.data == nullptr || stats == nullptr) ? Status::bad_argument : Status::ok;
+}
+
+Status check_allocate(const Shape& shape, const void* stats, uint32_t ranks, const void* plan, const void* scratch) {
+  if (check(shape) != Status::ok || ranks == 0) return Status::bad_argument;
+  return shape.count != 0 && (stats == nullptr || !aligned(plan) || !aligned(scratch)) ? Status::bad_argument
+                                                                                       : Status::ok;
+}
+
+Status check_combine(const Shape& shape, const void* plan, const Combine& job) {
+  if (check(shape) != Status::ok) return Status::bad_argument;
+  const uint64_t all = uint64_t{shape.domains} * shape.parts;
+  if (job.parts > all || job.part > all - job.parts) return Status::bad_argument;
+  if (shape.count == 0 || job.parts == 0) return Status::ok;
+  const bool packs = job.packed_out != nullptr;
+  if (!aligned(plan) || !valid(job.x) || !valid(job.out) || packs == (job.out.data != nullptr))
+    return Status::bad_argument;
+  if (packs && (!aligned(job.packed_out) || job.key.of < 1 || job.key.of > 65536 || job.key.index >= job.key.of))
+    return Status::bad_argument;
+  if (job.packed.n != 0 && (!aligned(job.packed.data) || job.packed.stride % kFrameAlign != 0))
+    return Status::bad_argument;
+  const uint64_t begin = job.part / shape.parts * (shape.count / shape.domains);  // of the first part's domain
+  if ((job.x.data != nullptr && job.x.place == Place::bucket && job.x.first > begin) ||
+      (job.out.data != nullptr && job.out.place == Place::bucket && job.out.first > begin))
+    return Status::bad_argument;
+  if (job.residual != nullptr &&
+      (!packs || job.residual_first > begin || reinterpret_cast<uintptr_t>(job.residual) % sizeof(float) != 0))
+    return Status::bad_argument;
+  return Status::ok;
 }
 
 }  // namespace quantizer

@@ -155,8 +155,8 @@ ZIPCCL_INLINE void pack_fine(const Layout& layout, const Slot& slot, const Draw&
   for (uint32_t g = 0; g < kGroups; g += 2) {
     const uint32_t low = scale_code(index[g], exponent), high = scale_code(index[g + 1], exponent);
     scales[g / 2] = static_cast<uint8_t>(low | high << 4);
-    inverse[g] = inverse_step(half_scale(low, exponent), slot.width);
-    inverse[g + 1] = inverse_step(half_scale(high, exponent), slot.width);
+    inverse[g] = low == 0 ? 0.0f : inverse_step(half_scale(low, exponent), slot.width);
+    inverse[g + 1] = high == 0 ? 0.0f : inverse_step(half_scale(high, exponent), slot.width);
   }
   for (uint32_t g = 0; g < kGroups; ++g) inverse[g] = reversed >> g & 1 ? -inverse[g] : inverse[g];
   std::memcpy(part + fine_directions_at(layout, slot.number), &reversed, sizeof reversed);
@@ -205,7 +205,7 @@ ZIPCCL_INLINE void unpack_fine(const Layout& layout, const Slot& slot, const uin
   float steps[kGroups];
   for (uint32_t g = 0; g < kGroups; ++g) {
     const float s = step(half_scale(scales[g / 2] >> 4 * (g & 1) & 15u, exponent), slot.width);
-    steps[g] = reversed >> g & 1 ? -s : s;
+    steps[g] = slot.width > 1 && (reversed >> g & 1) ? -s : s;
   }
   const uint8_t* codes = part + slot.codes_at;
   switch (slot.width) {

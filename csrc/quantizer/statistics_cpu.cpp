@@ -37,10 +37,8 @@ float lane_sum(const float* x, bool squared) {
 }  // namespace
 
 Status statistics(const Shape& shape, const Values& values, void* stats) {
-  if (check(shape) != Status::ok || !valid(values) || values.place != Place::bucket || values.first != 0)
-    return Status::bad_argument;
-  if (shape.count == 0) return Status::ok;
-  if (values.data == nullptr || stats == nullptr) return Status::bad_argument;
+  const Status status = check_statistics(shape, values, stats);
+  if (status != Status::ok || shape.count == 0) return status;
   const Layout l = layout_of(shape);
   const uint64_t n = shape.domains * l.domain_groups;
   float x[kSuperGroup];

@@ -1,0 +1,279 @@
+// Device functions shared by the kernels of the CUDA quantiser: a warp and a super-group, 8 coordinates to a lane.
+//
+// Lane l has coordinates 8 l to 8 l + 7, in v[0] to v[7]; two neighbouring lanes have a group of 16.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "quantizer/arithmetic.h"
+#include "quantizer/layout.h"
+
+namespace zipccl {
+namespace quantizer {
+namespace cuda {
+
+constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
+constexpr uint32_t kWarp = 32;
+constexpr uint32_t kLaneValues = kSuperGroup / kWarp;
+
+__device__ __forceinline__ uint32_t warp_max(uint32_t v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(kFullWarp, v);
+#else
+#pragma unroll
+  for (uint32_t d = kWarp / 2; d > 0; d /= 2) v = max(v, __shfl_xor_sync(kFullWarp, v, d));
+  return v;
+#endif
+}
+
+// Sum of the lanes' values, neighbours first; lanes below `distance` hold equal values.
+__device__ __forceinline__ float tree_sum(float v, uint32_t distance) {
+  for (uint32_t d = distance; d < kWarp; d *= 2) v = add(v, __shfl_xor_sync(kFullWarp, v, d));
+  return v;
+}
+
+// Where a part's arrays of scales begin, in the order of layout.h.
+struct ScaleArrays {
+  uint32_t first, second, third;
+};
+inline ScaleArrays scale_arrays(const Layout& l, Widths widths) {
+  if (widths == Widths::fine)
+    return {static_cast<uint32_t>(fine_scales_at(l, 0)), static_cast<uint32_t>(fine_directions_at(l, 0)),
+            static_cast<uint32_t>(fine_exponents_at(l, 0))};
+  return {static_cast<uint32_t>(paper_scales_at(l, 0)), static_cast<uint32_t>(paper_maxima_at(l, 0)), 0};
+}
+
+// ---- Values ---------------------------------------------------------------------------------------------------
+
+// Values of a lane as they are in memory: 16 bytes of bf16 or f16, 32 of f32.
+struct RawValues {
+  uint4 low, high;
+};
+
+// Values of a slot that begin at `data`. n: coordinates that exist; `vector`: whole lanes begin at 16 bytes.
+__device__ __forceinline__ RawValues load_raw(const void* data, DType dtype, uint32_t n, bool vector, uint32_t lane) {
+  RawValues raw = {};
+  if (vector && n == kSuperGroup) {
+    if (dtype == DType::f32) {
+      raw.low = static_cast<const uint4*>(data)[2 * lane];
+      raw.high = static_cast<const uint4*>(data)[2 * lane + 1];
+    } else {
+      raw.low = static_cast<const uint4*>(data)[lane];
+    }
+    return raw;
+  }
+  const uint32_t first = lane * kLaneValues;
+  uint32_t words[kLaneValues];
+#pragma unroll
+  for (uint32_t i = 0; i < kLaneValues; ++i) {
+    const bool exists = first + i < n;
+    words[i] = !exists               ? 0
+               : dtype == DType::f32 ? static_cast<const uint32_t*>(data)[first + i]
+                                     : static_cast<const uint16_t*>(data)[first + i];
+  }
+  if (dtype == DType::f32) {
+    raw.low = make_uint4(words[0], words[1], words[2], words[3]);
+    raw.high = make_uint4(words[4], words[5], words[6], words[7]);
+  } else {
+    raw.low = make_uint4(words[0] | words[1] << 16, words[2] | words[3] << 16, words[4] | words[5] << 16,
+                         words[6] | words[7] << 16);
+  }
+  return raw;
+}
+
+__device__ __forceinline__ void to_floats(const RawValues& raw, DType dtype, float (&v)[kLaneValues]) {
+  const uint32_t w[8] = {raw.low.x, raw.low.y, raw.low.z, raw.low.w, raw.high.x, raw.high.y, raw.high.z, raw.high.w};
+  if (dtype == DType::f32) {
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) v[i] = bits_float(w[i]);
+  } else if (dtype == DType::bf16) {
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      v[2 * i] = bits_float(w[i] << 16);
+      v[2 * i + 1] = bits_float(w[i] & 0xFFFF0000u);
+    }
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      v[2 * i] = __half2float(__ushort_as_half(static_cast<uint16_t>(w[i])));
+      v[2 * i + 1] = __half2float(__ushort_as_half(static_cast<uint16_t>(w[i] >> 16)));
+    }
+  }
+}
+
+__device__ __forceinline__ uint32_t round_pair(float low, float high, DType dtype) {
+  if (dtype == DType::bf16) {
+#if __CUDA_ARCH__ >= 800
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+#else
+    return float_to_bf16(low) | static_cast<uint32_t>(float_to_bf16(high)) << 16;
+#endif
+  }
+  return __half_as_ushort(__float2half_rn(low)) | static_cast<uint32_t>(__half_as_ushort(__float2half_rn(high))) << 16;
+}
+
+// The NaN of docs/dynamiq.md, whatever the processor's own is.
+__device__ __forceinline__ uint32_t round_pair_or_nan(float low, float high, DType dtype) {
+  const uint32_t nan = dtype == DType::bf16 ? 0x7FC0u : 0x7E00u, pair = round_pair(low, high, dtype);
+  const uint32_t l = low != low ? nan : pair & 0xFFFFu, h = high != high ? nan : pair >> 16;
+  return l | h << 16;
+}
+
+__device__ __forceinline__ void store_values(void* data, DType dtype, uint32_t n, bool vector, uint32_t lane,
+                                             const float (&v)[kLaneValues]) {
+  bool nan = false;
+#pragma unroll
+  for (uint32_t i = 0; i < kLaneValues; ++i) nan |= v[i] != v[i];
+  uint32_t words[kLaneValues];
+  if (dtype == DType::f32) {
+#pragma unroll
+    for (uint32_t i = 0; i < kLaneValues; ++i) words[i] = float_bits(v[i]);
+    if (nan) {
+#pragma unroll
+      for (uint32_t i = 0; i < kLaneValues; ++i) words[i] = float_bits(canonical(v[i]));
+    }
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kLaneValues / 2; ++i) words[i] = round_pair(v[2 * i], v[2 * i + 1], dtype);
+    if (nan) {
+#pragma unroll
+      for (uint32_t i = 0; i < kLaneValues / 2; ++i) words[i] = round_pair_or_nan(v[2 * i], v[2 * i + 1], dtype);
+    }
+  }
+  if (vector && n == kSuperGroup) {
+    if (dtype == DType::f32) {
+      static_cast<uint4*>(data)[2 * lane] = make_uint4(words[0], words[1], words[2], words[3]);
+      static_cast<uint4*>(data)[2 * lane + 1] = make_uint4(words[4], words[5], words[6], words[7]);
+    } else {
+      static_cast<uint4*>(data)[lane] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    return;
+  }
+  const uint32_t first = lane * kLaneValues;
+#pragma unroll
+  for (uint32_t i = 0; i < kLaneValues; ++i) {
+    if (first + i >= n) continue;
+    if (dtype == DType::f32)
+      static_cast<uint32_t*>(data)[first + i] = words[i];
+    else
+      static_cast<uint16_t*>(data)[first + i] = static_cast<uint16_t>(words[i / 2] >> 16 * (i % 2));
+  }
+}
+
+// ---- Codes ----------------------------------------------------------------------------------------------------
+// Codes of a lane's coordinates in words of 8 * width bits; runs as in layout.h.
+
+template <uint32_t kWidth>
+__device__ __forceinline__ void put_word(uint32_t low, uint32_t high, uint8_t* codes, uint32_t lane) {
+  if constexpr (kWidth == 8) {
+    reinterpret_cast<uint2*>(codes)[lane] = make_uint2(low, high);
+  } else {
+    if constexpr ((kWidth & 4) != 0) reinterpret_cast<uint32_t*>(codes)[lane] = low;
+    const uint32_t rest = (kWidth & 4) != 0 ? high : low;
+    uint8_t* after = codes + kWarp * (kWidth & 4);
+    if constexpr ((kWidth & 2) != 0) reinterpret_cast<uint16_t*>(after)[lane] = static_cast<uint16_t>(rest);
+    if constexpr ((kWidth & 1) != 0)
+      after[kWarp * (kWidth & 2) + lane] = static_cast<uint8_t>(rest >> 8 * (kWidth & 2));
+  }
+}
+
+template <uint32_t kWidth>
+__device__ __forceinline__ uint2 get_word(const uint8_t* codes, uint32_t lane) {
+  if constexpr (kWidth == 8) {
+    return reinterpret_cast<const uint2*>(codes)[lane];
+  } else {
+    uint32_t rest = 0;
+    const uint8_t* after = codes + kWarp * (kWidth & 4);
+    if constexpr ((kWidth & 2) != 0) rest = reinterpret_cast<const uint16_t*>(after)[lane];
+    if constexpr ((kWidth & 1) != 0)
+      rest |= static_cast<uint32_t>(after[kWarp * (kWidth & 2) + lane]) << 8 * (kWidth & 2);
+    if constexpr ((kWidth & 4) != 0) return make_uint2(reinterpret_cast<const uint32_t*>(codes)[lane], rest);
+    return make_uint2(rest, 0);
+  }
+}
+
+// Word of codes that may have more bits than their width: code[i] = (raw[i] - kSubtract) with kWidth bits. The
+// subtraction is done once for all.
+template <uint32_t kWidth, uint32_t kSubtract>
+__device__ __forceinline__ uint2 join(const uint32_t (&raw)[kLaneValues]) {
+  uint32_t half[2];
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    uint32_t sum = 0, subtract = 0;
+#pragma unroll
+    for (uint32_t i = 4; i-- > 0;) {
+      sum = (sum << kWidth) + raw[4 * h + i];
+      subtract = (subtract << kWidth) + kSubtract;
+    }
+    half[h] = sum - subtract;
+  }
+  if constexpr (kWidth == 8) {
+    return make_uint2(half[0], half[1]);
+  } else {
+    return make_uint2(half[0] | half[1] << 4 * kWidth, kWidth > 4 ? half[1] >> (32 - 4 * kWidth) % 32 : 0);
+  }
+}
+
+// (a & mask) | bits in one instruction; the compiler makes two when both are constants.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+  return d;
+#else
+  return (a & mask) | bits;
+#endif
+}
+
+// Code i of a word, and `bits` above it.
+template <uint32_t kWidth>
+__device__ __forceinline__ uint32_t split(uint2 word, uint32_t i, uint32_t bits = 0) {
+  const uint32_t shift = kWidth * i;
+  const uint32_t low = shift >= 32            ? word.y >> shift % 32
+                       : shift + kWidth <= 32 ? word.x >> shift % 32
+                                              : __funnelshift_r(word.x, word.y, shift);
+  return and_or(low, (1u << kWidth) - 1, bits);
+}
+
+template <uint32_t kWidth, uint32_t kSubtract>
+__device__ __forceinline__ void put_codes(const uint32_t (&raw)[kLaneValues], uint8_t* codes, uint32_t lane) {
+  if constexpr (kWidth <= 8) {
+    const uint2 word = join<kWidth, kSubtract>(raw);
+    put_word<kWidth>(word.x, word.y, codes, lane);
+  } else {
+    uint32_t low[kLaneValues], high[kLaneValues];
+#pragma unroll
+    for (uint32_t i = 0; i < kLaneValues; ++i) {
+      low[i] = (raw[i] - kSubtract) & 0xFFu;
+      high[i] = (raw[i] - kSubtract) >> 8;
+    }
+    const uint2 l = join<8, 0>(low), h = join<kWidth - 8, 0>(high);
+    put_word<8>(l.x, l.y, codes, lane);
+    put_word<kWidth - 8>(h.x, h.y, codes + 8 * kWarp, lane);
+  }
+}
+
+template <uint32_t kWidth>
+struct Codes {
+  uint2 low, high;
+  __device__ __forceinline__ void load(const uint8_t* codes, uint32_t lane) {
+    low = get_word < kWidth <= 8 ? kWidth : 8 > (codes, lane);
+    if constexpr (kWidth > 8) high = get_word<kWidth - 8>(codes + 8 * kWarp, lane);
+  }
+  __device__ __forceinline__ uint32_t operator[](uint32_t i) const { return with(i, 0); }
+  // Code i, and `bits` above it.
+  __device__ __forceinline__ uint32_t with(uint32_t i, uint32_t bits) const {
+    if constexpr (kWidth > 8) {
+      return split<8>(low, i, bits) | split<kWidth - 8>(high, i) << 8;
+    } else {
+      return split<kWidth>(low, i, bits);
+    }
+  }
+};
+
+}  // namespace cuda
+}  // namespace quantizer
+}  // namespace zipccl
