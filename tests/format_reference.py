@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import struct
 
+import dense_reference as dense
 import numpy as np
 
 MAGIC = 0x4C43505A
 VERSION = 1
 HEADER_BYTES = 64
-RAW, FAST = 0, 1
+RAW, FAST, DENSE = 0, 1, 2
 CHECKSUM, SPLIT = 1, 2  # flags
 WINDOW, CONSTANT, RAW_TILE = 0, 1, 2  # tile modes
 TILE, GROUP = 1024, 32768
@@ -50,7 +51,7 @@ SIZES = dict(DTYPES.values())
 
 
 class FormatError(Exception):
-    """The frame breaks a rule of section 5."""
+    """The frame breaks a rule of section 6."""
 
 
 def align16(n: int) -> int:
@@ -118,6 +119,10 @@ class Geometry:
         units = self.units_capacity if split else self.count + (16 if self.count % TILE else 0)
         return align16(self.tables_end + units + self.count + 2 + 16 * self.groups)
 
+    def dense_limit(self, data_bytes: int) -> int:
+        """Section 4.4."""
+        return align16(self.tables_end + data_bytes + 16 * (self.groups + 1))
+
 
 @functools.cache
 def plane_order(m: int) -> list[tuple[int, int, int]]:
@@ -138,7 +143,7 @@ def exponents(values: np.ndarray) -> np.ndarray:
 
 
 def choose_base(e: np.ndarray) -> int:
-    """Section 4, step 2."""
+    """Section 5.1, step 2."""
     sample = e[np.arange(len(e)) % 8 < 2]
     z, s = int((sample != 0).sum()), int(sample.sum())
     mean = (s + z // 2) // z if z else 0
@@ -148,7 +153,7 @@ def choose_base(e: np.ndarray) -> int:
 
 
 def encode_tile(values: np.ndarray) -> tuple[int, int, bytes, bytes]:
-    """(mode, base, unit, dynamic bytes) of one tile: section 3.3 with the choices of section 4."""
+    """(mode, base, unit, dynamic bytes) of one tile: section 3.3 with the choices of section 5.1."""
     m = len(values)
     if (values == values[0]).all():
         return CONSTANT, 0, b"", values[:1].tobytes()
@@ -168,8 +173,8 @@ def encode_tile(values: np.ndarray) -> tuple[int, int, bytes, bytes]:
     return WINDOW, base, unit + b"".join(struct.pack("<32I", *plane) for plane in planes), bytes(escapes)
 
 
-def assemble_fast(count: int, tiles: list[tuple[int, int, bytes, bytes]], split: bool) -> bytes:
-    """Everything behind the header, for tiles as encode_tile() makes them."""
+def assemble(count: int, tiles: list[tuple[int, int, bytes, bytes]], split: bool) -> bytes:
+    """Everything behind the header, for `count` values or elements in tiles as encode_tile() makes them."""
     geometry = Geometry(count)
     parts, offsets, position = [], [], 0
     for g in range(geometry.groups):
@@ -202,11 +207,16 @@ def encode(data: bytes, dtype: int = BFLOAT16, code: int = FAST, split: bool = F
     """The frame zipccl makes of the values whose bytes are `data`."""
     count = len(data) // SIZES[dtype]
     flags = CHECKSUM * check | SPLIT * split
+    if code == DENSE:
+        kind = dense.elements_of(dtype, SIZES[dtype])
+        step = TILE * kind.size
+        tiles = [dense.encode_tile(kind, data[at : at + step]) for at in range(0, len(data), step)]
+        return seal(dtype, DENSE, flags, count, assemble(count * kind.parts, tiles, False))
     if code == RAW or dtype != BFLOAT16:
         return seal(dtype, RAW, flags, count, pad16(data))
     values = np.frombuffer(data, "<u2")
     tiles = [encode_tile(values[t : t + TILE]) for t in range(0, count, TILE)]
-    return seal(dtype, FAST, flags, count, assemble_fast(count, tiles, split))
+    return seal(dtype, FAST, flags, count, assemble(count, tiles, split))
 
 
 # ---- Decoder --------------------------------------------------------------------------------------------------------
@@ -272,21 +282,48 @@ def decode_fast(frame: bytes, count: int, split: bool) -> bytes:
     return np.concatenate(values).astype("<u2").tobytes() if values else b""
 
 
+def decode_dense(frame: bytes, dtype: int, count: int) -> bytes:
+    kind = dense.elements_of(dtype, SIZES[dtype])
+    geometry = Geometry(count * kind.parts)
+    require(len(frame) >= geometry.tables_end, "smaller than its tables")
+    require(len(frame) <= geometry.dense_limit(count * SIZES[dtype]), "larger than its count allows")
+    position = geometry.tables_end
+    values = []
+    for g in range(geometry.groups):
+        (offset,) = struct.unpack_from("<Q", frame, HEADER_BYTES + 8 * g)
+        require(offset == position - geometry.tables_end, "group offset")
+        entries = []
+        for t in geometry.group(g):
+            (word,) = struct.unpack_from("<H", frame, geometry.word_begin + 2 * t)
+            mode, d, base, m = word >> 12, word & 0xFFF, frame[geometry.base_begin + t], geometry.m(t)
+            dense.check_entry(kind, mode, base, d, m)
+            entries.append((mode, d, base, m, dense.unit_size(kind, mode, m)))
+        unit_at, dynamic_at = position, position + sum(size for *_, size in entries)
+        position = dynamic_at + align16(sum(d for _, d, *_ in entries))
+        require(position <= len(frame), "group ends behind the frame")
+        for mode, d, base, m, size in entries:
+            unit, dynamic = frame[unit_at : unit_at + size], frame[dynamic_at : dynamic_at + d]
+            values.append(dense.decode_tile(kind, mode, base, unit, dynamic, m))
+            unit_at, dynamic_at = unit_at + size, dynamic_at + d
+    require(position == len(frame), "frame does not end with its last group")
+    return b"".join(values)
+
+
 def decode(frame: bytes) -> tuple[int, bytes]:
-    """(dtype, bytes of the values). Raises FormatError as section 5 demands."""
+    """(dtype, bytes of the values). Raises FormatError as section 6 demands."""
     require(len(frame) >= HEADER_BYTES, "no room for a header")
     magic, version, dtype, code, flags, count, frame_bytes, check = struct.unpack_from("<IBBBBQQQ", frame)
     require(magic == MAGIC, "magic")
     require(version == VERSION, "version")
     require(struct.unpack_from("<I", frame, 60)[0] == header_check(frame[:60]), "header check")
-    require(dtype in SIZES and code in (RAW, FAST) and count <= MAX_COUNT, "dtype, code or count")
+    require(dtype in SIZES and code in (RAW, FAST, DENSE) and count <= MAX_COUNT, "dtype, code or count")
     require(flags & ~(CHECKSUM | SPLIT) == 0 and not any(frame[32:60]), "reserved bits")
     require(bool(flags & CHECKSUM) or check == 0, "checksum without its flag")
-    require(code == RAW or dtype == BFLOAT16, "dtype of code fast")
+    require(code != FAST or dtype == BFLOAT16, "dtype of code fast")
     require(frame_bytes % 16 == 0, "frame size")
     data_bytes = count * SIZES[dtype]
-    require(code == FAST or frame_bytes == align16(HEADER_BYTES + data_bytes), "size of a raw frame")
-    require(code == RAW or frame_bytes >= HEADER_BYTES, "size of a fast frame")
+    require(code != RAW or frame_bytes == align16(HEADER_BYTES + data_bytes), "size of a raw frame")
+    require(frame_bytes >= HEADER_BYTES, "size of a frame")
     require(frame_bytes <= len(frame), "truncated")
     frame = frame[:frame_bytes]
     if flags & CHECKSUM:
@@ -295,4 +332,9 @@ def decode(frame: bytes) -> tuple[int, bytes]:
         return dtype, frame[HEADER_BYTES : HEADER_BYTES + data_bytes]
     # Tables alone take count / 1024 bytes; refuse a count that cannot be before computing with it tile by tile.
     require(-(-count // TILE) <= frame_bytes, "smaller than its tables")
+    if code == DENSE:
+        try:
+            return dtype, decode_dense(frame, dtype, count)
+        except dense.TileError as error:
+            raise FormatError(str(error)) from None
     return dtype, decode_fast(frame, count, bool(flags & SPLIT))

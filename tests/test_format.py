@@ -186,7 +186,7 @@ def test_forged_headers_are_refused(path):
     for forged in (
         header(dtype=21),
         header(dtype=5),
-        header(code=2),
+        header(code=3),
         header(code=0),
         header(flags=5),
         header(flags=0),

@@ -24,6 +24,7 @@ def test_defaults():
     [
         ("ZIPCCL_ALL_GATHER", "zip", "all_gather", "zip"),
         ("ZIPCCL_CODE", "fast", "code", "fast"),
+        ("ZIPCCL_CODE", "dense", "code", "dense"),
         ("ZIPCCL_MIN_BYTES", "65536", "min_bytes", 65536),
         ("ZIPCCL_MIN_BYTES", "0", "min_bytes", 0),
         ("ZIPCCL_MAX_SMS", "32", "max_sms", 32),
@@ -50,7 +51,7 @@ def test_arguments_win_over_the_environment(monkeypatch):
     [
         ({"all_gather": "yes"}, r"all_gather must be one of \('auto', 'zip', 'raw'\), not 'yes'"),
         ({"all_gather": None}, "all_gather must be one of .* not None"),
-        ({"code": "lz4"}, r"code must be one of \('auto', 'fast'\), not 'lz4'"),
+        ({"code": "lz4"}, r"code must be one of \('auto', 'fast', 'dense'\), not 'lz4'"),
         ({"min_bytes": -1}, "min_bytes must be a number of bytes, 0 or more, not -1"),
         ({"min_bytes": 1.5}, "min_bytes must be a number of bytes, 0 or more, not 1.5"),
         ({"min_bytes": "64k"}, "min_bytes must be a number of bytes, 0 or more, not '64k'"),

@@ -29,10 +29,12 @@ FrameOptions parse_options(const at::Tensor& t, const std::string& code, const s
     throw py::type_error(std::string("zipccl cannot put dtype ") + toString(t.scalar_type()) + " in a frame");
   if (code == "fast")
     o.code = Code::fast;
+  else if (code == "dense")
+    o.code = Code::dense;
   else if (code == "raw")
     o.code = Code::raw;
   else
-    throw py::value_error("code must be \"fast\" or \"raw\", not \"" + code + "\"");
+    throw py::value_error("code must be \"fast\", \"dense\" or \"raw\", not \"" + code + "\"");
   if (layout != "compact" && layout != "split")
     throw py::value_error("layout must be \"compact\" or \"split\", not \"" + layout + "\"");
   o.layout = layout == "split" ? FrameLayout::split : FrameLayout::compact;
@@ -172,7 +174,7 @@ py::dict frame_info(const at::Tensor& frame) {
   FrameInfo info = info_of(frame);
   py::dict d;
   d["dtype"] = py::cast(scalar_type(info.dtype));
-  d["code"] = info.code == Code::raw ? "raw" : "fast";
+  d["code"] = info.code == Code::raw ? "raw" : info.code == Code::fast ? "fast" : "dense";
   d["layout"] = info.layout == FrameLayout::split ? "split" : "compact";
   d["checksum"] = info.checksum;
   d["count"] = info.count;

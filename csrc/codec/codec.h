@@ -22,6 +22,7 @@
 
 #include "codec/status.h"
 #include "format/frame.h"
+#include "format/dense.h"
 #include "format/tile.h"
 
 namespace zipccl {
@@ -35,16 +36,16 @@ struct FrameOptions {
 
 // ---- Bounds ---------------------------------------------------------------------------------------------------
 
-// The code encode() will really use: Code::fast covers bf16, everything else is raw.
+// The code encode() will really use: Code::fast covers bf16, of anything else it makes Code::raw.
 Code effective_code(const FrameOptions& options);
 
 // Most bytes encode() can write for `count` values. 0 if the arguments are invalid (see Status::bad_argument).
-// Compact and raw frames: never more than count * dtype_bytes * (1 + 1/512) + 192. Split frames, whose units keep their
-// places whatever the tiles hold: about 1.19 times the values at worst.
+// Never more than count * dtype_bytes * (1 + 1/512) + 192 (1/256 for dense frames of one-byte values), but for split
+// fast frames, whose units keep their places whatever the tiles hold: about 1.19 times the values at worst.
 uint64_t frame_bound(const FrameOptions& options, uint64_t count);
 
 // Bytes of the part whose size does not depend on the data: everything for Code::raw, header and tables for compact
-// frames, header, tables and tile units for split ones.
+// and dense frames, header, tables and tile units for split ones.
 uint64_t static_bytes(const FrameOptions& options, uint64_t count);
 
 // ---- Header ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 // raw_cpu.cpp   Code::raw
 // fast_cpu.cpp  Code::fast above the tile: tables, groups, both layouts
 // fast_scalar.cpp, fast_avx2.cpp   Code::fast inside a tile, once per instruction set
+// dense_cpu.cpp, dense_scalar.cpp, dense_avx2.cpp, dense_elements_avx2.cpp   the same for Code::dense
 // sum_cpu.cpp   decode_sum()
 // checksum_cpu.cpp                 payload checksum
 #pragma once
@@ -12,6 +13,7 @@
 #include <cstring>
 
 #include "codec/codec.h"
+#include "format/dense.h"
 
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "frames are little-endian, and the codec reads them in place: big-endian hosts are not supported"
@@ -99,6 +101,59 @@ class FastReader {
   const uint8_t* frame_;
   uint64_t frame_bytes_, count_;
   FrameLayout layout_;
+  uint64_t pos_;  // of the next group's part
+  uint64_t group_ = 0;
+};
+
+// ---- Code::dense ----------------------------------------------------------------------------------------------
+
+struct DenseTile {
+  uint8_t mode;      // format/dense.h
+  uint8_t base;      // window only, else 0
+  uint16_t dynamic;  // bytes in the dynamic part
+};
+
+constexpr uint64_t kDenseSlack = 32;  // as kDynamicSlack
+
+struct DenseKernels {
+  // Encodes m elements at src, 1 <= m <= kTileValues. unit: align_up(format.bytes * m) writable bytes, of which
+  // unit_bytes(mode, m) are the result; dynamic: dense::kMaxDynamic + kDenseSlack.
+  DenseTile (*encode)(const dense::Format& format, const uint8_t* src, uint32_t m, uint8_t* unit, uint8_t* dynamic);
+
+  // Decodes m elements into dst. The tile is dense::valid_tile(); unit: unit_bytes(mode, m) readable bytes; dynamic:
+  // tile.dynamic and kDenseSlack more. False: the codes do not fit the dynamic bytes.
+  bool (*decode)(const dense::Format& format, DenseTile tile, const uint8_t* unit, const uint8_t* dynamic, uint32_t m,
+                 uint8_t* dst);
+};
+
+extern const DenseKernels kDenseScalar;
+#if defined(__x86_64__)
+extern const DenseKernels kDenseAvx2;
+#endif
+const DenseKernels& dense_kernels(Isa isa);
+
+// Everything behind the header, for values of any dtype. *written gets the size of the frame, header included.
+Status encode_dense(const DenseKernels& kernels, const void* src, DType dtype, uint64_t count, uint8_t* frame,
+                    uint64_t capacity, uint64_t* written);
+
+// `frame_bytes` bytes are readable and at least tables_end() of the elements.
+Status decode_dense(const DenseKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, DType dtype,
+                    uint64_t count, void* dst);
+
+// The same, a group of kGroupValues elements (fewer in the last one) at a time.
+class DenseReader {
+ public:
+  DenseReader(const DenseKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, DType dtype, uint64_t count);
+  Status next_group(void* dst);
+  // After the last group: whether the frame ends where it should.
+  bool at_end() const { return pos_ == frame_bytes_; }
+
+ private:
+  const DenseKernels& kernels_;
+  const uint8_t* frame_;
+  uint64_t frame_bytes_;
+  dense::Format format_;
+  uint64_t elements_;
   uint64_t pos_;  // of the next group's part
   uint64_t group_ = 0;
 };

@@ -84,6 +84,7 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
               void* stream, int max_sms) {
   if (n == 0) return Status::ok;
   if (jobs == nullptr || n < 0 || max_sms < 0) return Status::bad_argument;
+  if (options.code == Code::dense) return Status::unsupported;
   const auto blocks_of = [&](uint64_t count) { return encode_blocks(options, count); };
   uint64_t most_frame_bytes = 0;
   for (int i = 0; i < n; ++i) {

@@ -180,6 +180,8 @@ __device__ inline Status check_header(const FrameHeader& h, uint64_t available, 
   if (h.frame_bytes % kFrameAlign != 0) return Status::bad_header;
   if (h.code == static_cast<uint8_t>(Code::raw)) {
     if (h.frame_bytes != raw_frame_bytes(h.dtype, h.count)) return Status::bad_header;
+  } else if (h.code == static_cast<uint8_t>(Code::dense)) {
+    return Status::bad_header;
   } else {
     const FrameLayout layout = h.flags & kFlagSplit ? FrameLayout::split : FrameLayout::compact;
     if (h.dtype != static_cast<uint8_t>(DType::bf16)) return Status::bad_header;

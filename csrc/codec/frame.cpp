@@ -29,6 +29,10 @@ bool all_zero(const uint8_t* bytes, size_t n) {
 bool valid_size(const FrameInfo& info) {
   if (info.frame_bytes % kFrameAlign != 0) return false;
   if (info.code == Code::raw) return info.frame_bytes == cpu::raw_frame_bytes(info.dtype, info.count);
+  if (info.code == Code::dense) {
+    return info.frame_bytes >= tables_end(dense::element_count(info.dtype, info.count)) &&
+           info.frame_bytes <= dense::frame_limit(info.dtype, info.count);
+  }
   return info.frame_bytes >= fast_static_bytes(info.count, info.layout) &&
          info.frame_bytes <= fast_bound(info.count, info.layout);
 }
@@ -60,22 +64,44 @@ const cpu::TileKernels& cpu::kernels(Isa isa) {
   return cpu::kScalarKernels;
 }
 
+const cpu::DenseKernels& cpu::dense_kernels(Isa isa) {
+#if defined(__x86_64__)
+  if ((isa == Isa::best ? best_isa() : isa) == Isa::avx2) return cpu::kDenseAvx2;
+#endif
+  (void)isa;
+  return cpu::kDenseScalar;
+}
+
 Isa best_isa() { return cpu::has_avx2() ? Isa::avx2 : Isa::scalar; }
 
 Code effective_code(const FrameOptions& options) {
-  return options.code == Code::fast && options.dtype == DType::bf16 ? Code::fast : Code::raw;
+  return options.code == Code::fast && options.dtype != DType::bf16 ? Code::raw : options.code;
 }
 
 uint64_t frame_bound(const FrameOptions& options, uint64_t count) {
   if (!valid_options(options, count)) return 0;
-  if (effective_code(options) == Code::fast) return fast_bound(count, options.layout);
-  return cpu::raw_frame_bytes(options.dtype, count);
+  switch (effective_code(options)) {
+    case Code::raw:
+      return cpu::raw_frame_bytes(options.dtype, count);
+    case Code::fast:
+      return fast_bound(count, options.layout);
+    case Code::dense:
+      return dense::frame_limit(options.dtype, count);
+  }
+  return 0;
 }
 
 uint64_t static_bytes(const FrameOptions& options, uint64_t count) {
   if (!valid_options(options, count)) return 0;
-  if (effective_code(options) == Code::fast) return fast_static_bytes(count, options.layout);
-  return cpu::raw_frame_bytes(options.dtype, count);
+  switch (effective_code(options)) {
+    case Code::raw:
+      return cpu::raw_frame_bytes(options.dtype, count);
+    case Code::fast:
+      return fast_static_bytes(count, options.layout);
+    case Code::dense:
+      return tables_end(dense::element_count(options.dtype, count));
+  }
+  return 0;
 }
 
 FrameHeader make_header(const FrameOptions& options, uint64_t count, uint64_t frame_bytes, uint64_t checksum) {
@@ -127,15 +153,21 @@ Status encode(const void* src, uint64_t count, const FrameOptions& options, void
 
   uint8_t* frame = static_cast<uint8_t*>(dst);
   uint64_t frame_bytes = 0;
-  if (effective_code(options) == Code::fast) {
-    const Status status = cpu::encode_fast(cpu::kernels(isa), static_cast<const uint16_t*>(src), count, options.layout,
-                                           frame, capacity, &frame_bytes);
-    if (status != Status::ok) return status;
-  } else {
-    frame_bytes = cpu::raw_frame_bytes(options.dtype, count);
-    if (capacity < frame_bytes) return Status::no_room;
-    cpu::encode_raw(src, raw_bytes(options.dtype, count), frame);
+  Status status = Status::ok;
+  switch (effective_code(options)) {
+    case Code::raw:
+      frame_bytes = cpu::raw_frame_bytes(options.dtype, count);
+      if (capacity < frame_bytes) return Status::no_room;
+      cpu::encode_raw(src, raw_bytes(options.dtype, count), frame);
+      break;
+    case Code::fast:
+      status = cpu::encode_fast(cpu::kernels(isa), static_cast<const uint16_t*>(src), count, options.layout, frame,
+                                capacity, &frame_bytes);
+      break;
+    case Code::dense:
+      status = cpu::encode_dense(cpu::dense_kernels(isa), src, options.dtype, count, frame, capacity, &frame_bytes);
   }
+  if (status != Status::ok) return status;
   const uint64_t checksum = options.checksum ? frame_checksum(frame, frame_bytes, isa) : 0;
   cpu::store(frame, make_header(options, count, frame_bytes, checksum));
   *written = frame_bytes;
@@ -162,6 +194,9 @@ Status decode(const void* frame, uint64_t available, DType dtype, uint64_t count
   if (status != Status::ok) return status;
   if (count != 0 && (dst == nullptr || !aligned(dst, dtype))) return Status::bad_argument;
   const uint8_t* bytes = static_cast<const uint8_t*>(frame);
+  if (info.code == Code::dense) {
+    return cpu::decode_dense(cpu::dense_kernels(isa), bytes, info.frame_bytes, dtype, count, dst);
+  }
   if (info.code == Code::fast) {
     return cpu::decode_fast(cpu::kernels(isa), bytes, info.frame_bytes, count, info.layout,
                             static_cast<uint16_t*>(dst));

@@ -11,27 +11,30 @@ namespace {
 // One input, a group at a time.
 class Source {
  public:
-  Source(const cpu::TileKernels& kernels, const SumInput& input, const FrameInfo& info, DType dtype, uint64_t count)
-      : reader_(kernels, static_cast<const uint8_t*>(input.data), info.frame_bytes, count, info.layout),
-        coded_(input.is_frame && info.code == Code::fast),
+  Source(Isa isa, const SumInput& input, const FrameInfo& info, DType dtype, uint64_t count)
+      : fast_(cpu::kernels(isa), static_cast<const uint8_t*>(input.data), info.frame_bytes, count, info.layout),
+        dense_(cpu::dense_kernels(isa), static_cast<const uint8_t*>(input.data), info.frame_bytes, dtype, count),
+        code_(input.is_frame ? info.code : Code::raw),
         values_(static_cast<const uint8_t*>(input.data) + (input.is_frame ? kHeaderBytes : 0)),
         group_bytes_(kGroupValues * dtype_bytes(static_cast<uint8_t>(dtype))) {}
 
-  // *values: the next group's, in `room` or in place.
-  Status next(uint16_t* room, const uint8_t** values) {
-    if (!coded_) {
-      *values = values_;
-      values_ += group_bytes_;
-      return Status::ok;
-    }
-    *values = reinterpret_cast<const uint8_t*>(room);
-    return reader_.next_group(room);
+  // *values: the next group's, in `room` (aligned to any dtype) or in place.
+  Status next(uint8_t* room, const uint8_t** values) {
+    *values = room;
+    if (code_ == Code::fast) return fast_.next_group(reinterpret_cast<uint16_t*>(room));
+    if (code_ == Code::dense) return dense_.next_group(room);
+    *values = values_;
+    values_ += group_bytes_;
+    return Status::ok;
   }
-  bool at_end() const { return !coded_ || reader_.at_end(); }
+  bool at_end() const {
+    return code_ == Code::raw || (code_ == Code::fast ? fast_.at_end() : dense_.at_end());
+  }
 
  private:
-  cpu::FastReader reader_;
-  bool coded_;
+  cpu::FastReader fast_;
+  cpu::DenseReader dense_;
+  Code code_;  // only its reader is used
   const uint8_t* values_;
   uint64_t group_bytes_;
 };
@@ -92,9 +95,9 @@ Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOption
     } else if (inputs[k].available < count * dtype_bytes(static_cast<uint8_t>(options.in))) {
       return Status::truncated;
     }
-    sources.emplace_back(cpu::kernels(isa), inputs[k], info, options.in, count);
+    sources.emplace_back(isa, inputs[k], info, options.in, count);
   }
-  std::vector<uint16_t> room(kGroupValues);
+  std::vector<uint8_t> room(kGroupValues * dtype_bytes(static_cast<uint8_t>(options.in)));
   std::vector<float> acc(kGroupValues);
   for (uint64_t begin = 0; begin < count; begin += kGroupValues) {
     const uint64_t m = std::min(kGroupValues, count - begin);

@@ -2,8 +2,8 @@
 //
 //   offset 0          header                    64 bytes
 //   offset 64         group offsets             u64 [groups], padded to 16
-//                     tile words                u16 [tiles],  padded to 16   (code fast)
-//                     tile bases                u8  [tiles],  padded to 16   (code fast)
+//                     tile words                u16 [tiles],  padded to 16   (codes fast and dense)
+//                     tile bases                u8  [tiles],  padded to 16   (codes fast and dense)
 //   tables_end()      payload                   laid out by FrameLayout
 //
 // Header-only and usable in device code. Every count, size and offset is 64-bit. Little-endian.
@@ -55,10 +55,11 @@ enum class DType : uint8_t {
 constexpr uint8_t kDTypeCount = 21;
 
 enum class Code : uint8_t {
-  raw = 0,   // the tensor's own bytes
-  fast = 1,  // ZipCCL's 3-bit exponent codes, section 4.1 of the paper, with a window per tile
+  raw = 0,    // the tensor's own bytes
+  fast = 1,   // ZipCCL's 3-bit exponent codes, section 4.1 of the paper, with a window per tile
+  dense = 2,  // levels of 2-bit exponent codes, for slow links: format/dense.h
 };
-constexpr uint8_t kCodeCount = 2;
+constexpr uint8_t kCodeCount = 3;
 
 // compact: the parts of a group (tile units, then dynamic bytes) follow each other; smallest on the wire.
 // split:   tile units at fixed places, all dynamic bytes behind them; the static part's size follows from
@@ -125,7 +126,7 @@ constexpr uint64_t kMaxCount = uint64_t(1) << 56;
 ZIPCCL_HD uint64_t tile_count(uint64_t count) { return ceil_div(count, kTileValues); }
 ZIPCCL_HD uint64_t group_count(uint64_t count) { return ceil_div(count, kGroupValues); }
 
-// Where the tables of a "fast" frame lie.
+// Where the tables of a frame in code fast or dense lie. count: of what its tiles hold.
 ZIPCCL_HD uint64_t group_table_begin() { return kHeaderBytes; }
 ZIPCCL_HD uint64_t tile_word_begin(uint64_t count) { return kHeaderBytes + align_up(8 * group_count(count)); }
 ZIPCCL_HD uint64_t tile_base_begin(uint64_t count) { return tile_word_begin(count) + align_up(2 * tile_count(count)); }

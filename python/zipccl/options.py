@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 MODES = ("auto", "zip", "raw")
-CODES = ("auto", "fast")
+CODES = ("auto", "fast", "dense")
 _UNITS = {"min_bytes": "bytes", "max_sms": "multiprocessors"}
 COLLECTIVES = ("all_gather", "all_to_all", "broadcast", "scatter", "gather", "reduce_scatter", "all_reduce")
 WIRE_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -28,7 +28,8 @@ class Options:
         reduce_scatter, all_reduce: the same, but ``"raw"`` by default: zipped they are the fp32 sum in rank order,
             rounded once (section 4.2), which has other bits than the inner backend's sum. SUM, AVG and PREMUL_SUM of
             fp32, bf16 and fp16; everything else is raw.
-        code: ``"fast"``, ZipCCL's 3-bit exponent code (section 4.1); ``"auto"`` is ``"fast"``.
+        code: ``"fast"``, ZipCCL's 3-bit exponent code (section 4.1), for bf16; ``"dense"``, 4 % smaller and slower, for
+            slow links, and for every dtype; ``"auto"`` is ``"fast"``.
         all_to_all_design: ``1`` (sizes, then frames), ``2`` (static parts at once, then the rest; section 5.1), or
             ``"auto"``, which times both.
         wire_dtype: ``torch.bfloat16`` or ``torch.float16`` (or their names): zipped reductions of fp32 inputs travel in
@@ -123,6 +124,7 @@ class Options:
         """As zipccl._C takes them."""
         return {
             "modes": {name: getattr(self, name) for name in COLLECTIVES},
+            "code": "fast" if self.code == "auto" else self.code,
             "all_to_all_design": 0 if self.all_to_all_design == "auto" else self.all_to_all_design,
             "wire_dtype": self.wire_dtype,
             "min_bytes": self.min_bytes,

@@ -20,11 +20,11 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "random_values.h"
 
 namespace {
 
 using namespace zipccl;
-using Bytes = std::vector<uint8_t>;
 
 std::string g_doing;  // for the failure report
 
@@ -131,21 +131,6 @@ namespace {
 
 // ---- Random tensors and their frames ----------------------------------------------------------------------------
 
-class Random {  // splitmix64
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t next() {
-    uint64_t z = state_ += 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
-  uint64_t below(uint64_t n) { return next() % n; }
-
- private:
-  uint64_t state_;
-};
-
 struct Sample {
   FrameOptions options;
   uint64_t count;
@@ -153,42 +138,18 @@ struct Sample {
   Bytes frame;
 };
 
-// bf16 values, tile by tile of another kind.
-Bytes random_bf16(Random* r, uint64_t count) {
-  Bytes bytes(2 * count);
-  for (uint64_t begin = 0; begin < count; begin += kTileValues) {
-    const uint64_t kind = r->below(6);
-    const uint32_t constant = static_cast<uint32_t>(r->next());
-    const uint32_t top = static_cast<uint32_t>(r->below(256));
-    for (uint64_t i = begin; i < count && i < begin + kTileValues; ++i) {
-      const uint64_t bits = r->next();
-      const uint32_t steps = static_cast<uint32_t>(__builtin_ctzll(bits | (uint64_t(1) << 40)));
-      const uint32_t e = (top - steps) & 0xFF;  // as in real tensors: half as many values each step down
-      uint32_t v = static_cast<uint32_t>(bits >> 41) & 0x807F;
-      if (kind == 0) v = constant;
-      if (kind == 1) v = static_cast<uint32_t>(bits >> 41);                          // random bits
-      if (kind == 2) v |= (top + static_cast<uint32_t>(bits >> 60) % 4) % 256 << 7;  // no escapes
-      if (kind == 3) v |= ((bits >> 58) % 9 == 0 ? static_cast<uint32_t>(bits) & 0xFF : e) << 7;
-      if (kind >= 4) v |= e << 7;
-      const uint16_t value = static_cast<uint16_t>(v);
-      std::memcpy(&bytes[2 * i], &value, 2);
-    }
-  }
-  return bytes;
-}
-
 Sample random_sample(Random* r, uint64_t most) {
   Sample s;
-  s.options.dtype = r->below(6) == 0 ? static_cast<DType>(r->below(kDTypeCount)) : DType::bf16;
-  s.options.code = r->below(12) == 0 ? Code::raw : Code::fast;
+  s.options.dtype = r->below(3) == 0 ? static_cast<DType>(r->below(kDTypeCount)) : DType::bf16;
+  const uint64_t code = r->below(12);
+  s.options.code = code == 0 ? Code::raw : code < 6 ? Code::fast : Code::dense;
   s.options.layout = r->below(2) ? FrameLayout::split : FrameLayout::compact;
   s.options.checksum = r->below(2) != 0;
   s.count = r->below(3) == 0 ? r->below(40) : r->below(most + 1);
-  if (s.options.dtype == DType::bf16) {
+  if (s.options.dtype == DType::bf16 && s.options.code == Code::fast) {
     s.values = random_bf16(r, s.count);
   } else {
-    s.values.resize(s.count * dtype_bytes(static_cast<uint8_t>(s.options.dtype)));
-    for (uint8_t& b : s.values) b = static_cast<uint8_t>(r->next());
+    s.values = random_elements(r, dense::format_of(s.options.dtype), dense::element_count(s.options.dtype, s.count));
   }
   return s;
 }
@@ -306,9 +267,11 @@ void seal(Bytes* frame) { seal(frame, header_of(*frame)); }
 // Damage behind the header under checks that hold: no error need follow, but no step outside either.
 void forge_payload(Random* r, const Sample& s) {
   Bytes forged = s.frame;
-  const bool tables_only = r->below(2) != 0 && effective_code(s.options) == Code::fast;
+  const bool tables_only = r->below(2) != 0 && effective_code(s.options) != Code::raw;
   if (tables_only) {
-    Bytes tables(forged.begin(), forged.begin() + static_cast<std::ptrdiff_t>(tables_end(s.count)));
+    const bool elements = effective_code(s.options) == Code::dense;
+    const uint64_t end = tables_end(elements ? dense::element_count(s.options.dtype, s.count) : s.count);
+    Bytes tables(forged.begin(), forged.begin() + static_cast<std::ptrdiff_t>(end));
     damage(r, &tables, kHeaderBytes);
     std::memcpy(forged.data(), tables.data(), tables.size());
   } else {
@@ -339,7 +302,7 @@ void forge_header(Random* r, const Sample& s) {
         h.flags = static_cast<uint8_t>(h.flags ^ (1u << r->below(3)));
         break;
       case 3:
-        h.code = static_cast<uint8_t>(r->below(3));
+        h.code = static_cast<uint8_t>(r->below(4));
         break;
       default:
         h.dtype = static_cast<uint8_t>(r->below(kDTypeCount + 2));
@@ -433,6 +396,48 @@ void known_lies(Random* r) {
   }
 }
 
+// The same for code dense: tiles constant, raw, window, then constants of another group, then a short window.
+void known_lies_of_dense(Random* r) {
+  for (bool checksum : {false, true}) {
+    Sample s;
+    s.options = {DType::f32, Code::dense, FrameLayout::compact, checksum};
+    s.count = 33 * kTileValues + 700;
+    s.values.assign(4 * s.count, 0);
+    for (uint64_t i = kTileValues; i < s.count; ++i) {
+      uint32_t v = 0;
+      const uint32_t low = static_cast<uint32_t>(r->next());
+      if (i < 2 * kTileValues) v = low;
+      if (i >= 2 * kTileValues && i < 3 * kTileValues) v = (i % 40 == 0 ? 10 : 100 + i % 3) << 23 | (low & 0x807FFFFF);
+      if (i >= 33 * kTileValues) v = static_cast<uint32_t>(120 + i % 3) << 23 | (low & 0x807F0000);
+      std::memcpy(&s.values[4 * i], &v, 4);
+    }
+    encode_all(&s, 0);
+    round_trip(s);
+    const auto tamper = [&](Status status, uint64_t at, uint64_t value, size_t size) {
+      Bytes forged = s.frame;
+      CHECK(std::memcmp(&forged[at], &value, size) != 0);
+      std::memcpy(&forged[at], &value, size);
+      seal(&forged);
+      expect("known lie", status, forged);
+    };
+    const auto word = [](uint32_t mode, uint32_t dynamic) { return uint64_t{mode << 12 | dynamic}; };
+    const uint64_t words = tile_word_begin(s.count), bases = tile_base_begin(s.count);
+    tamper(Status::bad_table, group_table_begin(), 16, 8);
+    tamper(Status::bad_table, group_table_begin() + 8, ~uint64_t(15), 8);
+    tamper(Status::bad_tile, words, word(dense::kConstant, 3), 2);
+    tamper(Status::bad_tile, words, word(dense::kModeCount, 0), 2);
+    tamper(Status::bad_tile, words + 2, word(dense::kRaw, 1), 2);
+    tamper(Status::bad_tile, words + 4, word(9, 0), 2);  // a rest of doubles
+    tamper(Status::bad_tile, words + 4, word(0, 3 * kTileValues / 4 + kTileValues + 1), 2);
+    tamper(Status::bad_tile, bases, 1, 1);
+    tamper(Status::bad_tile, bases + 1, 1, 1);
+    const uint32_t unnamed = kTileValues / 40, size = 3 * ((unnamed + 3) / 4) + unnamed;
+    tamper(Status::bad_escapes, words + 4, word(0, size - 1), 2);
+    tamper(Status::bad_escapes, words + 4, word(0, size + 1), 2);
+    tamper(Status::bad_table, words + 2 * 33, word(3, 1000), 2);
+  }
+}
+
 // Headers whose sizes agree only in arithmetic that wraps, and a checksum nobody asked for.
 void known_lies_of_bare_headers() {
   Bytes frame(kHeaderBytes);
@@ -497,6 +502,7 @@ int main(int argc, char** argv) {
     Random r(first_seed);
     g_doing = "known lies";
     known_lies(&r);
+    known_lies_of_dense(&r);
     known_lies_of_bare_headers();
     g_doing = "bad arguments";
     bad_arguments();

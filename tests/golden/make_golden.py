@@ -33,7 +33,7 @@ class Golden:
         return HERE / f"{self.name}.zpcl"
 
     def frame(self) -> bytes:
-        code = {"raw": ref.RAW, "fast": ref.FAST}[self.code]
+        code = {"raw": ref.RAW, "fast": ref.FAST, "dense": ref.DENSE}[self.code]
         dtype, _ = ref.DTYPES[self.dtype]
         return ref.encode(self.data, dtype, code, self.layout == "split", self.checksum)
 
@@ -55,6 +55,42 @@ def weights(n: int, top: int, salt: int) -> np.ndarray:
 
 def random_bits(n: int, salt: int) -> np.ndarray:
     return noise(n, salt).astype("<u2")
+
+
+def floats(size: int, mantissa: int, n: int, top: int, salt: int) -> np.ndarray:
+    """Floats of any format, as in real tensors, from their bits."""
+    bits, more = noise(n, salt).astype(np.uint64), noise(n, salt + 100).astype(np.uint64)
+    steps = sum((bits % np.uint64(2 << k) == 0).astype(np.uint64) for k in range(7))
+    low = (bits >> np.uint64(8) | more << np.uint64(24)) & np.uint64((1 << mantissa) - 1)
+    sign = more >> np.uint64(31) << np.uint64(8 * size - 1)
+    return (sign | (np.uint64(top) - steps) << np.uint64(mantissa) | low).astype(f"<u{size}")
+
+
+def widened(values: np.ndarray) -> np.ndarray:
+    """The bits of float32 as float64."""
+    return values.view("<f4").astype("<f8").view("<u8")
+
+
+def dense_bf16() -> bytes:
+    mixed = weights(1024, 122, 41)
+    mixed[noise(1024, 42) % 3 == 0] = 0
+    few = weights(1024, 122, 43) & 0x807F | (118 + noise(1024, 44) % 5).astype("<u2") << 7
+    far = weights(1024, 122, 45)
+    constant = np.full(1024, 0x8000, "<u2")
+    tiles = (weights(1024, 122, 46), mixed, few, far, constant, random_bits(1024, 47), weights(333, 3, 48))
+    return b"".join(t.astype("<u2").tobytes() for t in tiles)
+
+
+def dense_f32() -> bytes:
+    full = floats(4, 23, 1024, 123, 51)
+    bf16, f16 = floats(4, 23, 1024, 120, 52) & 0xFFFF0000, floats(4, 23, 1024, 120, 53) & 0xFFFFE000
+    return b"".join(t.astype("<u4").tobytes() for t in (full, bf16, f16, floats(4, 23, 99, 255, 54)))
+
+
+def dense_f64() -> bytes:
+    single = widened(floats(4, 23, 300, 123, 55))
+    bf16 = widened(floats(4, 23, 1024, 120, 56) & np.uint32(0xFFFF0000))
+    return bf16.tobytes() + single.tobytes()
 
 
 def all_modes() -> bytes:
@@ -90,6 +126,19 @@ def goldens() -> list[Golden]:
         Golden("all_modes_unchecked", "bfloat16", all_modes(), checksum=False),
         Golden("two_groups", "bfloat16", two_groups()),
         Golden("raw_bfloat16", "bfloat16", random_bits(100, 12).tobytes(), code="raw"),
+    ]
+    frames += [
+        Golden("dense_empty", "float32", b"", code="dense"),
+        Golden("dense_bfloat16", "bfloat16", dense_bf16(), code="dense"),
+        Golden("dense_bfloat16_unchecked", "bfloat16", weights(1100, 122, 49).tobytes(), code="dense", checksum=False),
+        Golden("dense_float16", "float16", floats(2, 10, 1024 + 50, 14, 57).tobytes(), code="dense"),
+        Golden("dense_float32", "float32", dense_f32(), code="dense"),
+        Golden("dense_float64", "float64", dense_f64(), code="dense"),
+        Golden("dense_float64_tail", "float64", floats(8, 52, 200, 1020, 58).tobytes(), code="dense"),
+        Golden("dense_float8_e4m3fn", "float8_e4m3fn", floats(1, 3, 1500, 13, 59).tobytes(), code="dense"),
+        Golden("dense_float8_e5m2", "float8_e5m2", floats(1, 2, 1500, 20, 60).tobytes(), code="dense"),
+        Golden("dense_complex64", "complex64", floats(4, 23, 600, 123, 61).tobytes(), code="dense"),
+        Golden("dense_int64", "int64", bytes(8 * 1024) + noise(14, 62).tobytes(), code="dense"),
     ]
     for salt, dtype in enumerate(
         ("uint8", "bool", "float8_e4m3fn", "float16", "int32", "float32", "int64", "complex128")
