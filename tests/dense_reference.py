@@ -155,9 +155,7 @@ def encode_tile(kind: Elements, data: bytes) -> tuple[int, int, bytes, bytes]:
         return raw
     mantissas = values & np.uint64((1 << kind.mantissa) - 1)
     rests = [(rest_bits(kind, r), r) for r in range(4) if rest_bits(kind, r)]
-    bits, rest = min(
-        (b, r) for b, r in rests if not (mantissas & np.uint64((1 << (1 + kind.mantissa - b)) - 1)).any()
-    )
+    bits, rest = min((b, r) for b, r in rests if not (mantissas & np.uint64((1 << (1 + kind.mantissa - b)) - 1)).any())
     shape, base = choose(s)
     codes, dynamic = encode_levels(s, shape, base)
     sign = values >> np.uint64(kind.mantissa + kind.exponent)

@@ -328,8 +328,9 @@ def test_forged_headers_are_refused(path):
     t = values(torch.float32, 1, 3000)
     frame = reference_frame(t)
     payload = frame[64:]
+    true_size, true_check = len(frame), ref.checksum(payload)
 
-    def header(dtype=6, code=2, flags=1, count=3000, size=len(frame), check=ref.checksum(payload)) -> bytes:
+    def header(dtype=6, code=2, flags=1, count=3000, size=true_size, check=true_check) -> bytes:
         return ref.make_header(dtype, code, flags, count, size, check) + payload
 
     assert raw_bytes(path.decompress(header())) == raw_bytes(t)

@@ -189,6 +189,7 @@ def run_plan(rank, seed):
         {"min_bytes": 0},
         {name: "zip" for name in COLLECTIVES} | {"min_bytes": 0},
         {name: "zip" for name in COLLECTIVES[:5]} | {"checksum": True, "all_to_all_design": 1},
+        {name: "zip" for name in COLLECTIVES} | {"min_bytes": 0, "code": "dense"},
     ]
     groups = []
     for members in (

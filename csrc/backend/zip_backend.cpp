@@ -84,7 +84,8 @@ bool ZipBackend::frame_for(const at::Tensor& t, FrameOptions* frame) const {
   if (t.layout() != at::kStrided || !frame_dtype(t.scalar_type(), &frame->dtype)) return false;
   frame->code = options_.code;
   frame->checksum = options_.checksum;
-  return effective_code(*frame) != Code::raw;
+  // Code dense takes every dtype, but makes smaller only what has an exponent.
+  return effective_code(*frame) != Code::raw && dense::format_of(frame->dtype).exponent_bits != 0;
 }
 
 bool ZipBackend::stays_raw(Op op, const at::Tensor& t, uint64_t bytes) const {

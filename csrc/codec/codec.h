@@ -21,8 +21,8 @@
 #include <cstdint>
 
 #include "codec/status.h"
-#include "format/frame.h"
 #include "format/dense.h"
+#include "format/frame.h"
 #include "format/tile.h"
 
 namespace zipccl {

@@ -4,9 +4,9 @@
 // A level takes an array of symbols, 32 at a time, packs their codes, and gathers the symbols that no code names in the
 // array of the next level; the decoder goes through the levels backwards and spreads them. Both move 8 bytes at a time
 // by a shuffle from a table.
-#include <array>
-
 #include "codec/dense_avx2.h"
+
+#include <array>
 
 #if defined(__x86_64__)
 

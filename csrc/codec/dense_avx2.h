@@ -30,8 +30,8 @@ ZIPCCL_AVX2 inline uint64_t pack_twos(__m256i v) {
 
 // The other way round, as masks: -1 in a byte where bit 0, or bit 1, of its field is set.
 ZIPCCL_AVX2 inline void spread_twos(uint64_t packed, __m256i* bit0, __m256i* bit1) {
-  const __m256i byte_of = _mm256_setr_epi64x(0x0101010100000000, 0x0303030302020202, 0x0505050504040404,
-                                             0x0707070706060606);
+  const __m256i byte_of =
+      _mm256_setr_epi64x(0x0101010100000000, 0x0303030302020202, 0x0505050504040404, 0x0707070706060606);
   const __m256i x = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(packed)), byte_of);
   const __m256i low = _mm256_set1_epi32(0x40100401), high = _mm256_set1_epi32(static_cast<int>(0x80200802u));
   *bit0 = _mm256_cmpeq_epi8(_mm256_and_si256(x, low), low);

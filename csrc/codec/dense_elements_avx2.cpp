@@ -55,7 +55,8 @@ ZIPCCL_AVX2 inline __m256i get_twos(const uint8_t* array, uint32_t i) {
 }
 ZIPCCL_AVX2 inline __m256i get_fours(const uint8_t* array, uint32_t i) {
   const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(array + i / 2));
-  const __m128i low = _mm_and_si128(x, _mm_set1_epi8(15)), high = _mm_and_si128(_mm_srli_epi16(x, 4), _mm_set1_epi8(15));
+  const __m128i low = _mm_and_si128(x, _mm_set1_epi8(15)),
+                high = _mm_and_si128(_mm_srli_epi16(x, 4), _mm_set1_epi8(15));
   return _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
 }
 
@@ -71,8 +72,8 @@ struct Eleven {
   }
   ZIPCCL_AVX2 static inline void get(const uint8_t* unit, uint32_t i, __m256i* a, __m256i* b) {
     const __m256i low = swap_middle(load256(unit + i));
-    const __m256i high = swap_middle(
-        _mm256_or_si256(get_twos(unit + kTwos, i), _mm256_and_si256(get_ones(unit + kOnes, i), bytes(4))));
+    const __m256i high =
+        swap_middle(_mm256_or_si256(get_twos(unit + kTwos, i), _mm256_and_si256(get_ones(unit + kOnes, i), bytes(4))));
     *a = _mm256_unpacklo_epi8(low, high);
     *b = _mm256_unpackhi_epi8(low, high);
   }
@@ -145,16 +146,16 @@ ZIPCCL_AVX2 void symbols_of_1(const uint8_t* src, uint8_t* symbols) {
 ZIPCCL_AVX2 void write_rests_e4m3(const uint8_t* src, uint8_t* unit) {
   for (uint32_t i = 0; i < kTile; i += kAtOnce) {
     const __m256i v = load256(src + i);
-    put_fours(unit, i, _mm256_or_si256(_mm256_and_si256(v, bytes(7)),
-                                       _mm256_and_si256(_mm256_srli_epi16(v, 4), bytes(8))));
+    put_fours(unit, i,
+              _mm256_or_si256(_mm256_and_si256(v, bytes(7)), _mm256_and_si256(_mm256_srli_epi16(v, 4), bytes(8))));
   }
 }
 ZIPCCL_AVX2 void join_e4m3(const uint8_t* unit, const uint8_t* symbols, uint8_t* dst) {
   for (uint32_t i = 0; i < kTile; i += kAtOnce) {
     const __m256i rest = get_fours(unit, i), e = _mm256_and_si256(load256(symbols + i), bytes(15));
     const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(rest, bytes(8)), 4);
-    store256(dst + i, _mm256_or_si256(_mm256_or_si256(sign, _mm256_slli_epi16(e, 3)),
-                                      _mm256_and_si256(rest, bytes(7))));
+    store256(dst + i,
+             _mm256_or_si256(_mm256_or_si256(sign, _mm256_slli_epi16(e, 3)), _mm256_and_si256(rest, bytes(7))));
   }
 }
 ZIPCCL_AVX2 void write_rests_e5m2(const uint8_t* src, uint8_t* unit) {
@@ -216,7 +217,8 @@ ZIPCCL_AVX2 void write_rests_f32(const uint8_t* src, uint8_t* unit) {
     }
     for (uint32_t k = 0; k < kBits / 8; ++k) {
       __m256i byte[4];
-      for (uint32_t j = 0; j < 4; ++j) byte[j] = _mm256_and_si256(_mm256_srli_epi32(v[j], static_cast<int>(8 * k)), low);
+      for (uint32_t j = 0; j < 4; ++j)
+        byte[j] = _mm256_and_si256(_mm256_srli_epi32(v[j], static_cast<int>(8 * k)), low);
       store256(unit + k * kTile + i, to_bytes(byte));
     }
   }
@@ -357,15 +359,15 @@ void dense_write_rests(const dense::Format& format, uint32_t bits, const uint8_t
     case 2:
       return write_rests_e5m2(src, unit);
     case 23:
-      return bits == 24 ? write_rests_f32<24>(src, unit)
-                        : bits == 11 ? write_rests_f32<11>(src, unit) : write_rests_f32<8>(src, unit);
+      return bits == 24   ? write_rests_f32<24>(src, unit)
+             : bits == 11 ? write_rests_f32<11>(src, unit)
+                          : write_rests_f32<8>(src, unit);
     default:
       return write_rests_f64(bits, src, unit);
   }
 }
 
-void dense_join(const dense::Format& format, uint32_t bits, const uint8_t* unit, const uint8_t* symbols,
-                uint8_t* dst) {
+void dense_join(const dense::Format& format, uint32_t bits, const uint8_t* unit, const uint8_t* symbols, uint8_t* dst) {
   switch (format.mantissa_bits) {
     case 7:
       return join_bf16(unit, symbols, dst);
@@ -376,8 +378,9 @@ void dense_join(const dense::Format& format, uint32_t bits, const uint8_t* unit,
     case 2:
       return join_e5m2(unit, symbols, dst);
     case 23:
-      return bits == 24 ? join_f32<24>(unit, symbols, dst)
-                        : bits == 11 ? join_f32<11>(unit, symbols, dst) : join_f32<8>(unit, symbols, dst);
+      return bits == 24   ? join_f32<24>(unit, symbols, dst)
+             : bits == 11 ? join_f32<11>(unit, symbols, dst)
+                          : join_f32<8>(unit, symbols, dst);
     default:
       return join_f64(bits, unit, symbols, dst);
   }

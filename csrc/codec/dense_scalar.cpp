@@ -52,8 +52,7 @@ uint64_t rest_of(const Format& f, uint32_t bits, uint64_t v) {
 uint64_t join(const Format& f, uint32_t bits, uint64_t rest, uint32_t symbol) {
   const uint64_t sign = rest >> (bits - 1), mantissa = rest & low_bits(bits - 1);
   const uint64_t e = f.exponent_bits > 8 ? dense::widen_exponent(symbol) : symbol;
-  return sign << (f.mantissa_bits + f.exponent_bits) | e << f.mantissa_bits
-         | mantissa << (f.mantissa_bits + 1u - bits);
+  return sign << (f.mantissa_bits + f.exponent_bits) | e << f.mantissa_bits | mantissa << (f.mantissa_bits + 1u - bits);
 }
 
 dense::Choice choose(const uint8_t* symbols, uint32_t m) {

@@ -27,9 +27,7 @@ class Source {
     values_ += group_bytes_;
     return Status::ok;
   }
-  bool at_end() const {
-    return code_ == Code::raw || (code_ == Code::fast ? fast_.at_end() : dense_.at_end());
-  }
+  bool at_end() const { return code_ == Code::raw || (code_ == Code::fast ? fast_.at_end() : dense_.at_end()); }
 
  private:
   cpu::FastReader fast_;

@@ -73,7 +73,8 @@ enum class Shape : uint8_t { near = 0, far = 1, zeros = 2 };
 constexpr int kLevels = 4;
 constexpr int kLevelSymbols = 3;  // a fourth code leaves the element to the next level
 
-// Symbol of each code, relative to the base and modulo 256, level after level; in shape zeros the first one is 0 itself.
+// Symbol of each code, relative to the base and modulo 256, level after level; in shape zeros the first one is 0
+// itself.
 struct SymbolTable {
   uint8_t of[kLevels * kLevelSymbols];
 };
@@ -158,9 +159,7 @@ ZIPCCL_HD uint32_t narrow_exponent(uint32_t e) {
   if (e == 2047) return 255;
   return e >= 897 && e <= 1150 ? e - 896 : 256;
 }
-ZIPCCL_HD uint32_t widen_exponent(uint32_t symbol) {
-  return symbol == 0 ? 0 : symbol == 255 ? 2047 : symbol + 896;
-}
+ZIPCCL_HD uint32_t widen_exponent(uint32_t symbol) { return symbol == 0 ? 0 : symbol == 255 ? 2047 : symbol + 896; }
 
 // ---- The encoder's choices -------------------------------------------------------------------------------------
 // Part of the encoder, not of the format.

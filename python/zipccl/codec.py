@@ -15,9 +15,9 @@ def compress(
     Args:
         tensor: any shape, stride and dtype, on the CPU or on CUDA.
         code: ``"fast"``, ZipCCL's 3-bit exponent codes with a window per tile of 1024 values (section 4.1): bf16 is
-            compressed, other dtypes travel raw. ``"dense"``, levels of 2-bit codes: slower, 4 % smaller on bf16, and for
-            every floating-point dtype; fp32 and fp64 numbers that a shorter type holds cost what that one costs. Of
-            other dtypes, tiles of equal values vanish. Or ``"raw"``.
+            compressed, other dtypes travel raw. ``"dense"``, levels of 2-bit codes: slower, 4 % smaller on bf16, and
+            for every floating-point dtype; fp32 and fp64 numbers that a shorter type holds cost what that one costs.
+            Of other dtypes, tiles of equal values vanish. Or ``"raw"``.
         layout: ``"compact"``, or, for fast, ``"split"``: the static part, whose size follows from dtype and count, lies
             in front of the dynamic part (ZipCCL's Design 2, section 5.1).
         checksum: the frame carries a checksum of its payload, so that any damage is noticed.
