@@ -94,13 +94,13 @@ struct LevelCodes {
 };
 
 ZIPCCL_AVX2 LevelCodes level_codes(dense::Choice choice, int level) {
-  const dense::SymbolTable table = dense::symbol_table(choice.shape, choice.base);
+  const uint32_t named = dense::level_symbols(choice.shape, choice.base, level);
   alignas(16) uint8_t codes[16];
   std::memset(codes, 3, sizeof(codes));
   const bool zeros = choice.shape == dense::Shape::zeros;
   for (int c = 2; c >= 0; --c) {
     if (zeros && level == 0 && c == 0) continue;
-    codes[static_cast<uint8_t>(table.of[3 * level + c] - choice.base + 7)] = static_cast<uint8_t>(c);
+    codes[((named >> (8 * c)) - choice.base + 7) & 0xFF] = static_cast<uint8_t>(c);
   }
   const __m128i one = _mm_load_si128(reinterpret_cast<const __m128i*>(codes));
   return {_mm256_broadcastsi128_si256(one), bytes(choice.base - 7), bytes(zeros && level == 0 ? -1 : 0)};
@@ -171,9 +171,9 @@ ZIPCCL_AVX2 inline uint32_t count_unnamed(const uint8_t* codes, uint32_t n) {
 }
 
 // One level backwards: symbols of n elements from their codes and the symbols of the unnamed ones.
-ZIPCCL_AVX2 void decode_level(const uint8_t* named, const uint8_t* codes, uint32_t n, const uint8_t* left,
-                              uint8_t* symbols) {
-  const __m256i s0 = bytes(named[0]), s1 = bytes(named[1]), s2 = bytes(named[2]);
+ZIPCCL_AVX2 void decode_level(uint32_t named, const uint8_t* codes, uint32_t n, const uint8_t* left, uint8_t* symbols) {
+  const __m256i s0 = bytes(static_cast<int>(named)), s1 = bytes(static_cast<int>(named >> 8)),
+                s2 = bytes(static_cast<int>(named >> 16));
   for (uint32_t i = 0; i < n; i += kAtOnce) {
     __m256i bit0, bit1;
     spread_twos(load<uint64_t>(codes + i / 4), &bit0, &bit1);
@@ -231,12 +231,12 @@ ZIPCCL_AVX2 bool decode_symbols(DenseTile tile, const uint8_t* codes, const uint
   }
   if (used + count[dense::kLevels] != tile.dynamic) return false;
 
-  const dense::SymbolTable table = dense::symbol_table(dense::shape_of(tile.mode), tile.base);
   alignas(32) uint8_t room[2][kRoom];
   const uint8_t* left = dynamic + used;
   for (int level = dense::kLevels - 1; level >= 0; --level) {
     uint8_t* const to = level == 0 ? symbols : room[level % 2];
-    decode_level(table.of + dense::kLevelSymbols * level, level_codes[level], count[level], left, to);
+    const uint32_t named = dense::level_symbols(dense::shape_of(tile.mode), tile.base, level);
+    decode_level(named, level_codes[level], count[level], left, to);
     left = to;
   }
   return true;

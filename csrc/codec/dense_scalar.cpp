@@ -24,6 +24,9 @@ uint32_t exponent_of(const Format& f, uint64_t v) {
 // Symbol of an exponent, 256 if it has none.
 uint32_t symbol_of(const Format& f, uint32_t e) { return f.exponent_bits > 8 ? dense::narrow_exponent(e) : e; }
 
+// Of those that a level names, the one of a code below 3.
+uint8_t symbol_named(uint32_t named, uint32_t code) { return static_cast<uint8_t>(named >> (8 * code)); }
+
 // Fields of 1, 2, 4 or 8 bits in an array.
 void put(uint8_t* array, uint32_t bits, uint32_t i, uint32_t field) {
   array[i * bits / 8] = static_cast<uint8_t>(array[i * bits / 8] | field << (i * bits % 8));
@@ -72,7 +75,6 @@ dense::Choice choose(const uint8_t* symbols, uint32_t m) {
 // Writes the codes of all levels, the first to `codes`, the others and what no level names to `dynamic`, of which it
 // returns the size.
 uint32_t encode_symbols(const uint8_t* symbols, uint32_t m, dense::Choice choice, uint8_t* codes, uint8_t* dynamic) {
-  const dense::SymbolTable table = dense::symbol_table(choice.shape, choice.base);
   uint8_t left[kTileValues];
   std::memcpy(left, symbols, m);
   uint8_t* const begin = dynamic;
@@ -82,10 +84,11 @@ uint32_t encode_symbols(const uint8_t* symbols, uint32_t m, dense::Choice choice
     const uint32_t bytes = level == 0 ? dense::array_bytes(2, m) : dense::level_bytes(n);
     std::memset(to, 0, bytes);
     if (level > 0) dynamic += bytes;
+    const uint32_t named = dense::level_symbols(choice.shape, choice.base, level);
     uint32_t unnamed = 0;
     for (uint32_t i = 0; i < n; ++i) {
       uint32_t code = 0;
-      while (code < kUnnamed && table.of[dense::kLevelSymbols * level + code] != left[i]) ++code;
+      while (code < kUnnamed && symbol_named(named, code) != left[i]) ++code;
       put(to, 2, i, code);
       if (code == kUnnamed) left[unnamed++] = left[i];
     }
@@ -138,7 +141,6 @@ DenseTile encode(const Format& f, const uint8_t* src, uint32_t m, uint8_t* unit,
 
 // Symbols of a window tile. False: its codes do not fit its dynamic bytes.
 bool decode_symbols(DenseTile tile, const uint8_t* codes, const uint8_t* dynamic, uint32_t m, uint8_t* symbols) {
-  const dense::SymbolTable table = dense::symbol_table(dense::shape_of(tile.mode), tile.base);
   // Forwards, to see how many codes each level has, and where.
   const uint8_t* level_codes[dense::kLevels] = {codes};
   uint32_t count[dense::kLevels + 1] = {m}, used = 0;
@@ -155,10 +157,11 @@ bool decode_symbols(DenseTile tile, const uint8_t* codes, const uint8_t* dynamic
   uint8_t next[kTileValues];
   std::memcpy(next, dynamic + used, count[dense::kLevels]);
   for (int level = dense::kLevels - 1; level >= 0; --level) {
+    const uint32_t named = dense::level_symbols(dense::shape_of(tile.mode), tile.base, level);
     uint32_t from = count[level + 1];
     for (uint32_t i = count[level]; i-- > 0;) {  // from the end, so that `next` can be filled in place
       const uint32_t code = get(level_codes[level], 2, i);
-      next[i] = code == kUnnamed ? next[--from] : table.of[dense::kLevelSymbols * level + code];
+      next[i] = code == kUnnamed ? next[--from] : symbol_named(named, code);
     }
   }
   std::memcpy(symbols, next, m);

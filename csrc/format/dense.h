@@ -71,23 +71,17 @@ constexpr uint32_t kModeCount = kRaw + 1;
 enum class Shape : uint8_t { near = 0, far = 1, zeros = 2 };
 
 constexpr int kLevels = 4;
-constexpr int kLevelSymbols = 3;  // a fourth code leaves the element to the next level
 
-// Symbol of each code, relative to the base and modulo 256, level after level; in shape zeros the first one is 0
-// itself.
-struct SymbolTable {
-  uint8_t of[kLevels * kLevelSymbols];
-};
-ZIPCCL_HD SymbolTable symbol_table(Shape shape, uint32_t base) {
-  constexpr int8_t kOffsets[kShapes][kLevels * kLevelSymbols] = {{0, 1, 2, -1, -2, 3, -3, -4, -5, -6, -7, 4},
-                                                                 {0, 1, 2, -1, -2, -3, 3, -4, -5, -6, -7, 4},
-                                                                 {0, 1, 2, 0, -1, -2, 3, -3, -4, -5, -6, -7}};
-  SymbolTable t;
-  for (int i = 0; i < kLevels * kLevelSymbols; ++i) {
-    t.of[i] = static_cast<uint8_t>(base + kOffsets[static_cast<int>(shape)][i]);
-  }
-  if (shape == Shape::zeros) t.of[0] = 0;
-  return t;
+// The symbols that a level (0 to 3) names, one to a byte, that of code 0 lowest. Sums are modulo 256.
+ZIPCCL_HD uint32_t level_symbols(Shape shape, uint32_t base, int level) {
+  uint32_t offsets = 0;  // from the base
+  if (level == 0) offsets = 0x020100;
+  if (level == 1) offsets = shape == Shape::near ? 0x03FEFF : shape == Shape::far ? 0xFDFEFF : 0xFEFF00;
+  if (level == 2) offsets = shape == Shape::near ? 0xFBFCFD : shape == Shape::far ? 0xFBFC03 : 0xFCFD03;
+  if (level == 3) offsets = shape == Shape::zeros ? 0xF9FAFB : 0x04F9FA;
+  const uint32_t bases = base * 0x010101;
+  const uint32_t sums = ((offsets & 0x7F7F7F) + (bases & 0x7F7F7F)) ^ ((offsets ^ bases) & 0x808080);
+  return shape == Shape::zeros && level == 0 ? sums & 0xFFFF00 : sums;  // code 0 of level 1 is symbol 0 itself
 }
 
 // Bits of sign and mantissa that travel: all, or those of a number that a shorter type holds. 0: not for this format.
