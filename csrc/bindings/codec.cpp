@@ -122,7 +122,10 @@ at::Tensor decompress(at::Tensor frame, const std::string& isa_name) {
     return out;
   }
   if (reinterpret_cast<uintptr_t>(frame.const_data_ptr()) % kFrameAlign != 0) frame = frame.clone();
-  engine->decode({{frame, out, "the caller"}}, info.dtype, "zipccl decompress");
+  FrameOptions options;
+  options.dtype = info.dtype;
+  options.code = info.code;
+  engine->decode({{frame, out, "the caller"}}, options, "zipccl decompress");
   settle(*engine, frame);
   return out;
 }
@@ -140,18 +143,17 @@ void encode_into(const at::Tensor& t, at::Tensor frame, at::Tensor size, const s
   engine_for(t, max_sms)->encode({t}, options, {frame}, size);
 }
 
-// CUDA: the frame's status is not looked at; decompress() does that.
-void decode_into(const at::Tensor& frame, at::Tensor out, int max_sms) {
+// CUDA: the frame's status is not looked at; decompress() does that. `code`: what the frame is in, unless raw.
+void decode_into(const at::Tensor& frame, at::Tensor out, int max_sms, const std::string& code) {
   check_frame(frame);
-  DType dtype;
-  if (!out.is_contiguous() || !frame.is_contiguous() || frame.device() != out.device() ||
-      !frame_dtype(out.scalar_type(), &dtype))
+  FrameOptions options = parse_options(out, code, "compact", false);
+  if (!out.is_contiguous() || !frame.is_contiguous() || frame.device() != out.device())
     throw py::value_error("decode_into needs a contiguous frame and output on one device");
   py::gil_scoped_release release;
-  engine_for(out, max_sms)->decode({{frame, out, "the caller"}}, dtype, "zipccl decode_into");
+  engine_for(out, max_sms)->decode({{frame, out, "the caller"}}, options, "zipccl decode_into");
 }
 
-// decode_sum() of frames of the output's dtype; likewise.
+// decode_sum() of fast or raw frames of the output's dtype; likewise.
 void sum_into(const std::vector<at::Tensor>& frames, at::Tensor out, int max_sms) {
   SumOptions options;
   if (!frame_dtype(out.scalar_type(), &options.in) || !can_sum(options.in, options.in) || !out.is_contiguous())
@@ -166,7 +168,7 @@ void sum_into(const std::vector<at::Tensor>& frames, at::Tensor out, int max_sms
   }
   if (addends.empty()) throw py::value_error("sum_into needs a frame");
   py::gil_scoped_release release;
-  engine_for(out, max_sms)->decode_sum(addends, options, out, "zipccl sum_into");
+  engine_for(out, max_sms)->decode_sum(addends, Code::fast, options, out, "zipccl sum_into");
 }
 
 py::dict frame_info(const at::Tensor& frame) {
@@ -190,7 +192,8 @@ void bind_codec(py::module_& m) {
   m.def("decompress", &decompress, py::arg("frame"), py::arg("isa") = "best");
   m.def("encode_into", &encode_into, py::arg("tensor"), py::arg("frame"), py::arg("size"), py::arg("code") = "fast",
         py::arg("layout") = "compact", py::arg("checksum") = false, py::arg("max_sms") = 0);
-  m.def("decode_into", &decode_into, py::arg("frame"), py::arg("out"), py::arg("max_sms") = 0);
+  m.def("decode_into", &decode_into, py::arg("frame"), py::arg("out"), py::arg("max_sms") = 0,
+        py::arg("code") = "fast");
   m.def("sum_into", &sum_into, py::arg("frames"), py::arg("out"), py::arg("max_sms") = 0);
   m.def("frame_info", &frame_info, py::arg("frame"));
   m.def(

@@ -63,7 +63,7 @@ __device__ __forceinline__ void check_frame(const Launch& launch, int i, uint32_
     h = load_header(in.data);
     const bool has_checksum = (h.flags & kFlagChecksum) != 0;
     if (!has_checksum && share != 0) return;
-    status = check_header(h, in.available, launch.dtype, in.count);
+    status = check_header(h, in.available, launch.dtype, in.count, in.code);
     if (status == Status::ok && has_checksum) {
       const uint32_t shares = launch.sums.per_job;
       const uint64_t sum = block_sum(

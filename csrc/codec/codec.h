@@ -143,12 +143,13 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
 // Scratch for decode() and decode_sum(), whatever they are given: device memory, 16-byte aligned, need not be cleared.
 uint64_t decode_scratch_bytes();
 
-// Decodes n frames of one dtype. device_status: int32 [n] in device memory (or mapped host memory).
+// Decodes n frames of one dtype, in the given code or raw; other ones are Status::unexpected. device_status: int32 [n]
+// in device memory (or mapped host memory).
 Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status, void* scratch, void* stream,
-              int max_sms = 0);
+              int max_sms = 0, Code code = Code::fast);
 
-// decode_sum() on device memory, at most 240 inputs (more: Status::unsupported) in one launch. device_status: int32
-// [n], one per input.
+// decode_sum() on device memory, at most 240 inputs (more: Status::unsupported) in one launch. Dense frames have to be
+// decoded first. device_status: int32 [n], one per input.
 Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOptions& options, void* dst,
                   int32_t* device_status, void* scratch, void* stream, int max_sms = 0);
 

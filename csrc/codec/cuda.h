@@ -3,10 +3,12 @@
 // cuda_codec.cu      arguments, scratch, batches of jobs
 // fast_encode.cu, fast_decode.cu   Code::fast
 // sum_cuda.cu        decode_sum()
+// dense_encode.cu, dense_decode.cu   Code::dense
 // raw_cuda.cu        Code::raw
 // checksum_cuda.cu   payload checksum; header check ahead of every decode
 // cuda_device.cuh    device functions they share
 // fast_encode.cuh, fast_encode_group.cuh, fast_decode.cuh   those of Code::fast: tiles and groups
+// dense_elements.cuh   those of Code::dense
 // hopper.cuh         what only sm_90 and later have
 //
 // Jobs travel by value in kernel parameters, so a call copies nothing to the device and can be captured in a graph. A
@@ -40,6 +42,7 @@ struct EncodeLaunch {
   uint64_t* frame_bytes;  // per job; may be null
   uint64_t* checksums;    // Checksum [n], cleared; null without checksum
   uint64_t* states;       // fast: one per group, then the number of the next group; cleared. fast_encode_group.cuh
+                          // dense: sizes of groups, not cleared
   Processors processors;
   int n;
   uint64_t first_block[kJobsPerLaunch + 1];
@@ -56,6 +59,7 @@ constexpr uint32_t kMostSums = 1024;
 
 struct DecodeLaunch {
   uint8_t dtype;
+  Code code;  // of the frames that are not raw
   Processors processors;
   int32_t* status;  // per job
   Sums sums;
@@ -94,6 +98,7 @@ constexpr uint64_t kChecksumWords = 2;
 // Clears scratch; the kernel launched behind it may begin at once, see launch_behind().
 cudaError_t launch_clear(uint64_t* words, uint64_t n, Processors processors, cudaStream_t stream);
 cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream);
+cudaError_t launch_dense_encode(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_raw_encode(const EncodeLaunch& launch, cudaStream_t stream);
 // Adds the checksum to frames that are complete but for it.
 cudaError_t launch_add_checksum(const EncodeLaunch& launch, uint64_t most_frame_bytes, cudaStream_t stream);
@@ -102,14 +107,22 @@ cudaError_t launch_add_checksum(const EncodeLaunch& launch, uint64_t most_frame_
 // Needs no blocks in first_block. The decoder launched behind it may begin at once.
 cudaError_t launch_check_frames(const DecodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_check_frames(const SumLaunch& launch, cudaStream_t stream);
-// Decode the jobs whose header and checksum are in order; bf16, and any other dtype. Errors go to status.
+// Decode the jobs whose header and checksum are in order: bf16 in code fast, any dtype in code dense, any dtype; raw
+// frames every one of them. Errors go to status.
 cudaError_t launch_fast_decode(const DecodeLaunch& launch, cudaStream_t stream);
+cudaError_t launch_dense_decode(const DecodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_raw_decode(const DecodeLaunch& launch, cudaStream_t stream);
 
 // Blocks of a job, for first_block. A job without values still needs one block to be encoded: it has a header.
 inline uint64_t at_least_one(uint64_t n) { return n == 0 ? 1 : n; }
 inline uint64_t fast_encode_blocks(uint64_t count) { return at_least_one(group_count(count)); }
 inline uint64_t fast_decode_blocks(uint64_t count) { return group_count(count); }
+inline uint64_t dense_encode_blocks(DType dtype, uint64_t count) {
+  return at_least_one(group_count(dense::element_count(dtype, count)));
+}
+inline uint64_t dense_decode_blocks(DType dtype, uint64_t count) {
+  return group_count(dense::element_count(dtype, count));
+}
 inline uint64_t raw_encode_blocks(uint64_t bytes) { return at_least_one(ceil_div(bytes, kRawBlockBytes)); }
 inline uint64_t raw_decode_blocks(uint64_t bytes) { return ceil_div(bytes, kRawBlockBytes); }
 

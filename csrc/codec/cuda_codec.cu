@@ -29,20 +29,25 @@ bool valid_values(const void* p, uint64_t count, DType dtype) {
 }
 
 uint64_t encode_blocks(const FrameOptions& options, uint64_t count) {
-  return effective_code(options) == Code::fast
-             ? fast_encode_blocks(count)
-             : raw_encode_blocks(count * dtype_bytes(static_cast<uint8_t>(options.dtype)));
+  switch (effective_code(options)) {
+    case Code::fast:
+      return fast_encode_blocks(count);
+    case Code::dense:
+      return dense_encode_blocks(options.dtype, count);
+    default:
+      return raw_encode_blocks(count * dtype_bytes(static_cast<uint8_t>(options.dtype)));
+  }
 }
 
 // Scratch of encode(), all of it cleared:
 //   checksums   kChecksumWords per job   with checksum
-//   states      one per group, and one more per launch    fast
+//   states      one per group, and one more per launch    fast and dense; dense clears none
 struct Scratch {
   uint64_t states, words;  // 64-bit words: where states begin, and the size of all
 
   Scratch(const EncodeJob* jobs, int n, const FrameOptions& options) {
     states = words = options.checksum ? kChecksumWords * n : 0;
-    if (effective_code(options) != Code::fast) return;
+    if (effective_code(options) == Code::raw) return;
     words += ceil_div(n, kJobsPerLaunch);
     for (int i = 0; i < n; ++i) words += encode_blocks(options, jobs[i].count);
   }
@@ -84,7 +89,6 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
               void* stream, int max_sms) {
   if (n == 0) return Status::ok;
   if (jobs == nullptr || n < 0 || max_sms < 0) return Status::bad_argument;
-  if (options.code == Code::dense) return Status::unsupported;
   const auto blocks_of = [&](uint64_t count) { return encode_blocks(options, count); };
   uint64_t most_frame_bytes = 0;
   for (int i = 0; i < n; ++i) {
@@ -102,9 +106,12 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
   Processors processors;
   if (processors_of_device(max_sms, &processors) != cudaSuccess) return Status::device_error;
   const cudaStream_t cuda_stream = static_cast<cudaStream_t>(stream);
-  if (sizes.words != 0 && launch_clear(words, sizes.words, processors, cuda_stream) != cudaSuccess)
-    return Status::device_error;
-  const bool fast = effective_code(options) == Code::fast;
+  const Code code = effective_code(options);
+  const uint64_t cleared = code == Code::dense ? sizes.states : sizes.words;
+  if (cleared != 0 && launch_clear(words, cleared, processors, cuda_stream) != cudaSuccess) return Status::device_error;
+  const auto launch_encode = code == Code::fast    ? launch_fast_encode
+                             : code == Code::dense ? launch_dense_encode
+                                                   : launch_raw_encode;
   uint64_t* states = words + sizes.states;
   for (int first = 0; first < n; first += kJobsPerLaunch) {
     EncodeLaunch launch = {};
@@ -116,9 +123,7 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
     launch.checksums = options.checksum ? words + kChecksumWords * first : nullptr;
     launch.states = states;
     states += number_blocks(&launch, blocks_of) + 1;
-    if ((fast ? launch_fast_encode : launch_raw_encode)(launch, cuda_stream) != cudaSuccess) {
-      return Status::device_error;
-    }
+    if (launch_encode(launch, cuda_stream) != cudaSuccess) return Status::device_error;
     if (options.checksum && launch_add_checksum(launch, most_frame_bytes, cuda_stream) != cudaSuccess) {
       return Status::device_error;
     }
@@ -129,16 +134,20 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
 uint64_t decode_scratch_bytes() { return sizeof(uint64_t) * kMostSums; }
 
 Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status, void* scratch, void* stream,
-              int max_sms) {
+              int max_sms, Code wanted) {
   if (n == 0) return Status::ok;
   const uint64_t value_bytes = dtype_bytes(static_cast<uint8_t>(dtype));
   if (jobs == nullptr || n < 0 || device_status == nullptr || value_bytes == 0 || max_sms < 0) {
     return Status::bad_argument;
   }
   if (scratch == nullptr || !aligned(scratch, 16)) return Status::bad_argument;
-  const bool fast = dtype == DType::bf16;  // its decoder takes raw frames too
+  const Code code = effective_code({dtype, wanted});  // decoders take raw frames, too
+  const auto launch_decode = code == Code::fast    ? launch_fast_decode
+                             : code == Code::dense ? launch_dense_decode
+                                                   : launch_raw_decode;
   const auto blocks_of = [&](uint64_t count) {
-    return fast ? fast_decode_blocks(count) : raw_decode_blocks(count * value_bytes);
+    if (code == Code::fast) return fast_decode_blocks(count);
+    return code == Code::dense ? dense_decode_blocks(dtype, count) : raw_decode_blocks(count * value_bytes);
   };
   for (int i = 0; i < n; ++i) {
     const DecodeJob& job = jobs[i];
@@ -154,6 +163,7 @@ Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status,
     DecodeLaunch launch = {};
     launch.processors = processors;
     launch.dtype = static_cast<uint8_t>(dtype);
+    launch.code = code;
     launch.status = device_status + first;
     launch.n = n - first < kJobsPerLaunch ? n - first : kJobsPerLaunch;
     uint64_t most_available = 0;
@@ -164,7 +174,7 @@ Status decode(const DecodeJob* jobs, int n, DType dtype, int32_t* device_status,
     launch.sums = {static_cast<uint64_t*>(scratch), sums_per_job(launch.n, most_available)};
     const uint64_t blocks = number_blocks(&launch, blocks_of);
     if (launch_check_frames(launch, cuda_stream) != cudaSuccess) return Status::device_error;
-    if (blocks != 0 && (fast ? launch_fast_decode : launch_raw_decode)(launch, cuda_stream) != cudaSuccess) {
+    if (blocks != 0 && launch_decode(launch, cuda_stream) != cudaSuccess) {
       return Status::device_error;
     }
   }

@@ -166,8 +166,9 @@ __device__ __forceinline__ void write_header(FrameHeader h, uint64_t count, uint
   for (int i = 0; i < 4; ++i) to[i] = words[i];
 }
 
-// The checks of read_header() and decode() in frame.cpp, in their order.
-__device__ inline Status check_header(const FrameHeader& h, uint64_t available, uint8_t dtype, uint64_t count) {
+// The checks of read_header() and decode() in frame.cpp, in their order, for frames of code raw or the given one.
+__device__ inline Status check_header(const FrameHeader& h, uint64_t available, uint8_t dtype, uint64_t count,
+                                      Code code = Code::fast) {
   if (h.magic != kFrameMagic) return Status::bad_magic;
   if (h.version != kFrameVersion) return Status::bad_version;
   if (h.header_check != header_check(h)) return Status::bad_header;
@@ -181,7 +182,9 @@ __device__ inline Status check_header(const FrameHeader& h, uint64_t available, 
   if (h.code == static_cast<uint8_t>(Code::raw)) {
     if (h.frame_bytes != raw_frame_bytes(h.dtype, h.count)) return Status::bad_header;
   } else if (h.code == static_cast<uint8_t>(Code::dense)) {
-    return Status::bad_header;
+    const DType known = static_cast<DType>(h.dtype);
+    if (h.frame_bytes < tables_end(dense::element_count(known, h.count))) return Status::bad_header;
+    if (h.frame_bytes > dense::frame_limit(known, h.count)) return Status::bad_header;
   } else {
     const FrameLayout layout = h.flags & kFlagSplit ? FrameLayout::split : FrameLayout::compact;
     if (h.dtype != static_cast<uint8_t>(DType::bf16)) return Status::bad_header;
@@ -190,6 +193,7 @@ __device__ inline Status check_header(const FrameHeader& h, uint64_t available, 
   }
   if (available < h.frame_bytes) return Status::truncated;
   if (h.dtype != dtype || h.count != count) return Status::unexpected;
+  if (h.code != static_cast<uint8_t>(Code::raw) && h.code != static_cast<uint8_t>(code)) return Status::unexpected;
   return Status::ok;
 }
 
@@ -199,14 +203,15 @@ struct Received {
   uint64_t available;
   uint64_t count;
   bool is_frame;
+  Code code;  // or raw
 };
 __device__ __forceinline__ Received received(const DecodeLaunch& launch, int i) {
   const DecodeJob& job = launch.job[i];
-  return {static_cast<const uint8_t*>(job.frame), job.available, job.count, true};
+  return {static_cast<const uint8_t*>(job.frame), job.available, job.count, true, launch.code};
 }
 __device__ __forceinline__ Received received(const SumLaunch& launch, int i) {
   return {static_cast<const uint8_t*>(launch.data[i]), launch.available[i], launch.count,
-          (launch.is_frame[i / 32] >> (i % 32) & 1u) != 0};
+          (launch.is_frame[i / 32] >> (i % 32) & 1u) != 0, Code::fast};
 }
 
 // Whether what came in is large enough to be looked at.

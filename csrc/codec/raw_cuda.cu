@@ -42,7 +42,7 @@ __device__ __forceinline__ void decode_share(const DecodeLaunch& launch, uint64_
     Status found = Status::truncated;
     if (job.available >= kHeaderBytes) {
       const FrameHeader h = load_header(frame);
-      found = check_header(h, job.available, launch.dtype, job.count);
+      found = check_header(h, job.available, launch.dtype, job.count, Code::raw);
       if (found == Status::ok && (h.flags & kFlagChecksum)) {
         found = verify_checksum(launch.sums, i, h, lane);
         if (found != Status::ok && lane == 0) report(launch.status + i, found);

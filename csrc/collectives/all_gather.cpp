@@ -68,7 +68,7 @@ Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items,
       jobs.push_back({receives[i].narrow(0, r * stride, sizes[r * n + i]), out, "rank " + std::to_string(r)});
     }
   }
-  engine.decode(jobs, options.dtype, place.what);
+  engine.decode(jobs, options, place.what);
   for (auto& [out, dense] : copies) out.copy_(dense, /*non_blocking=*/true);
   traffic.decode = watch.lap();
   return traffic;

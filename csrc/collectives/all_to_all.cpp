@@ -197,7 +197,7 @@ Traffic all_to_all_zip(const Place& place, const Tensors& user_inputs, const Ten
   std::vector<Decode> jobs;
   for (int r = 0; r < world; ++r)
     if (frames[r].defined()) jobs.push_back({frames[r], outputs[r], "rank " + std::to_string(r)});
-  place.engine.decode(jobs, options.frame.dtype, place.what);
+  place.engine.decode(jobs, options.frame, place.what);
   for (int r = 0; r < world; ++r)
     if (!outputs[r].is_same(user_outputs[r])) user_outputs[r].copy_(outputs[r], /*non_blocking=*/true);
   traffic.decode += watch.lap();

@@ -17,7 +17,7 @@ int64_t bound(const FrameOptions& options, const at::Tensor& t) {
 void decode_into(const Place& place, const std::vector<Decode>& wanted, const FrameOptions& options) {
   std::vector<Decode> jobs = wanted;
   for (Decode& job : jobs) job.dst = plain_target(job.dst);
-  place.engine.decode(jobs, options.dtype, place.what);
+  place.engine.decode(jobs, options, place.what);
   for (size_t i = 0; i < jobs.size(); ++i)
     if (!jobs[i].dst.is_same(wanted[i].dst)) wanted[i].dst.copy_(jobs[i].dst, /*non_blocking=*/true);
 }

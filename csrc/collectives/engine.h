@@ -42,18 +42,18 @@ class Engine {
   virtual void encode(const std::vector<at::Tensor>& src, const FrameOptions& options,
                       const std::vector<at::Tensor>& frames, at::Tensor sizes) = 0;
 
-  // Decodes frames of one dtype. `what` names the operation in errors. CPU: throws on a bad frame. CUDA: the status
-  // is kept on the device for take_statuses().
-  virtual void decode(const std::vector<Decode>& jobs, DType dtype, const std::string& what) = 0;
+  // Decodes frames that were made with `options`, or raw ones of that dtype. `what` names the operation in errors. CPU:
+  // throws on a bad frame. CUDA: the status is kept on the device for take_statuses().
+  virtual void decode(const std::vector<Decode>& jobs, const FrameOptions& options, const std::string& what) = 0;
 
   // dst = decode_sum() of the inputs, in their order. Sources that are frames name who made them; the others are
-  // contiguous tensors of dtype options.in. Errors as for decode().
+  // contiguous tensors of dtype options.in. `code`: of the frames that are not raw. Errors as for decode().
   struct Addend {
     at::Tensor data;
     bool is_frame;
     std::string from;
   };
-  virtual void decode_sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst,
+  virtual void decode_sum(const std::vector<Addend>& addends, Code code, const SumOptions& options, at::Tensor dst,
                           const std::string& what) = 0;
 
   virtual std::vector<int64_t> to_host(const at::Tensor& values) = 0;

@@ -53,15 +53,15 @@ class CpuEngine : public Engine {
     }
   }
 
-  void decode(const std::vector<Decode>& jobs, DType dtype, const std::string& what) override {
+  void decode(const std::vector<Decode>& jobs, const FrameOptions& options, const std::string& what) override {
     for (const Decode& job : jobs) {
-      Status s = zipccl::decode(job.frame.const_data_ptr(), job.frame.numel(), dtype, job.dst.numel(),
+      Status s = zipccl::decode(job.frame.const_data_ptr(), job.frame.numel(), options.dtype, job.dst.numel(),
                                 job.dst.mutable_data_ptr());
       if (s != Status::ok) check(s, what + ": frame from " + job.from);
     }
   }
 
-  void decode_sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst,
+  void decode_sum(const std::vector<Addend>& addends, Code, const SumOptions& options, at::Tensor dst,
                   const std::string& what) override {
     std::vector<SumInput> inputs;
     for (const Addend& a : addends)

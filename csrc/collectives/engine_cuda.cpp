@@ -33,7 +33,7 @@ class CudaEngine : public Engine {
           "zipccl encode");
   }
 
-  void decode(const std::vector<Decode>& jobs, DType dtype, const std::string& what) override {
+  void decode(const std::vector<Decode>& jobs, const FrameOptions& options, const std::string& what) override {
     if (jobs.empty()) return;
     std::vector<DecodeJob> list;
     list.reserve(jobs.size());
@@ -45,26 +45,16 @@ class CudaEngine : public Engine {
     int n = static_cast<int>(list.size());
     auto statuses = empty(n, at::kInt);
     auto scratch = decode_scratch();
-    check(cuda::decode(list.data(), n, dtype, statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(),
-                       stream(), max_sms_),
+    check(cuda::decode(list.data(), n, options.dtype, statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(),
+                       stream(), max_sms_, options.code),
           what);
     statuses_.push_back(statuses);
   }
 
-  void decode_sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst,
+  void decode_sum(const std::vector<Addend>& addends, Code code, const SumOptions& options, at::Tensor dst,
                   const std::string& what) override {
-    std::vector<SumInput> inputs;
-    for (const Addend& a : addends) {
-      inputs.push_back({a.data.const_data_ptr(), static_cast<uint64_t>(a.data.nbytes()), a.is_frame});
-      what_.push_back(what + ": frame from " + a.from);
-    }
-    int n = static_cast<int>(inputs.size());
-    auto statuses = empty(n, at::kInt);
-    auto scratch = decode_scratch();
-    check(cuda::decode_sum(inputs.data(), n, dst.numel(), options, dst.mutable_data_ptr(),
-                           statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(), stream(), max_sms_),
-          what);
-    statuses_.push_back(statuses);
+    if (code == Code::dense) return sum_decoded(addends, options, dst, what);
+    sum(addends, options, dst, what);
   }
 
   // The one host wait of a collective whose sizes depend on the data.
@@ -88,6 +78,38 @@ class CudaEngine : public Engine {
   }
 
  private:
+  void sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst, const std::string& what) {
+    std::vector<SumInput> inputs;
+    for (const Addend& a : addends) {
+      inputs.push_back({a.data.const_data_ptr(), static_cast<uint64_t>(a.data.nbytes()), a.is_frame});
+      what_.push_back(what + ": frame from " + a.from);
+    }
+    int n = static_cast<int>(inputs.size());
+    auto statuses = empty(n, at::kInt);
+    auto scratch = decode_scratch();
+    check(cuda::decode_sum(inputs.data(), n, dst.numel(), options, dst.mutable_data_ptr(),
+                           statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(), stream(), max_sms_),
+          what);
+    statuses_.push_back(statuses);
+  }
+
+  // Dense frames are decoded to scratch first.
+  void sum_decoded(std::vector<Addend> addends, const SumOptions& options, at::Tensor dst, const std::string& what) {
+    std::vector<Decode> jobs;
+    for (Addend& a : addends) {
+      if (!a.is_frame) continue;
+      at::Tensor values = empty(dst.numel(), scalar_type(options.in));
+      jobs.push_back({a.data, values, a.from});
+      a.data = values;
+      a.is_frame = false;
+    }
+    FrameOptions frames;
+    frames.dtype = options.in;
+    frames.code = Code::dense;
+    decode(jobs, frames, what);
+    sum(addends, options, dst, what);
+  }
+
   at::Tensor decode_scratch() { return empty(static_cast<int64_t>(cuda::decode_scratch_bytes()), at::kByte); }
   void* stream() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
 

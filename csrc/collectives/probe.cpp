@@ -69,7 +69,7 @@ CodecModel codec_rates(Engine& engine, FrameOptions options) {
       return std::max(s - nothing, 0.01 * s);
     };
     const double encode = cost([&] { engine.encode({src}, options, {frame}, size); });
-    const double decode = cost([&] { engine.decode({{frame, dst, "this rank"}}, options.dtype, "measurement"); });
+    const double decode = cost([&] { engine.decode({{frame, dst, "this rank"}}, options, "measurement"); });
     if (count == 1024) {
       model.fixed = (encode + decode) / 2;
     } else {

@@ -181,19 +181,21 @@ struct Choice {
 };
 
 ZIPCCL_HD Choice choose(uint32_t mean, const uint32_t (&h)[kCounted], uint32_t zeros, uint32_t m) {
-  uint32_t best = 0, best_score = 0;
-  for (uint32_t k = 0; k < kCandidates; ++k) {  // base = mean - 2 + k; h[k + 3] counts the base itself
+  uint32_t best = 0, best_score = 0, below = 0, above = 0;  // base - 3 and base + 3
+  for (uint32_t k = 0; k < kCandidates; ++k) {              // base = mean - 2 + k; h[k + 3] counts the base itself
     const uint32_t first = h[k + 3] + h[k + 4] + h[k + 5];
     const uint32_t second = h[k + 2] + h[k + 1] + (h[k] > h[k + 6] ? h[k] : h[k + 6]);
     const uint32_t score = 2 * first + second;  // elements named at level 1, and at level 1 or 2
     if (score > best_score) {
       best = k;
       best_score = score;
+      below = h[k];
+      above = h[k + 6];
     }
   }
   const uint8_t base = static_cast<uint8_t>(mean - 2 + best);
   if (32 * zeros > m) return {Shape::zeros, base};
-  return {h[best] > h[best + 6] ? Shape::far : Shape::near, base};
+  return {below > above ? Shape::far : Shape::near, base};
 }
 
 }  // namespace dense

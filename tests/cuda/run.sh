@@ -8,7 +8,7 @@ out=${1:-build/cuda_test}
 mkdir -p "$out/tests"
 rm -f "$out"/*.o "$out"/tests/*.o
 flags="-std=c++17 -O3 -arch=${ARCH:-native} -Xcompiler=-ffp-contract=off -DZIPCCL_WITH_CUDA -Icsrc"
-tests="codec_cuda_test sum_cuda_test quantizer_cuda_test"
+tests="codec_cuda_test sum_cuda_test quantizer_cuda_test dense_cuda_test"
 for f in csrc/codec/*.cpp csrc/codec/*.cu csrc/quantizer/*.cpp csrc/quantizer/*.cu; do
   nvcc $flags -c "$f" -o "$out/$(basename "$f").o" &
 done
