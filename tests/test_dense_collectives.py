@@ -7,6 +7,7 @@ import torch.distributed as dist
 import zipccl
 from ranks import same_bits
 from samples import DTYPES, random_bits, weights
+from zipccl import _C
 from zipccl.options import COLLECTIVES
 
 ZIPPED = {name: "zip" for name in COLLECTIVES}
@@ -80,3 +81,35 @@ def run_others(rank, design):
 @pytest.mark.parametrize("design", [1, 2])
 def test_other_collectives(design):
     ranks.run(run_others, 3, design)
+
+
+@pytest.mark.parametrize("world", [2, 8])
+def test_auto_takes_dense_where_the_link_is_slow(world):
+    def pays(bytes_per_s: float) -> bool:
+        return _C.dense_pays(bytes_per_s, fast=8e9, dense=4e9, world=world)
+
+    assert pays(10e6) and pays(100e6) and not pays(10e9)
+    assert _C.dense_pays(100e9, fast=4e9, dense=4e9, world=world)  # never slower: always smaller
+    rates = [2.0**k for k in range(20, 36)]
+    assert [pays(r) for r in rates] == sorted((pays(r) for r in rates), reverse=True)
+
+
+def run_auto(rank):
+    ranks.init("zipccl", pg_options=zipccl.Options(code="auto", all_reduce="auto"))
+    out = torch.empty(dist.get_world_size() * (1 << 20), dtype=torch.bfloat16)
+    for call in range(8):  # the first measures; then both ways are tried
+        dist.all_gather_into_tensor(out, weights(10 * call + rank, 1 << 20))
+        for r, part in enumerate(out.view(-1, 1 << 20)):
+            assert same_bits(part, weights(10 * call + r, 1 << 20))
+    s = zipccl.stats()["all_gather"]
+    return s["zipped_calls"], s["raw_bytes"], s["wire_bytes"]
+
+
+def test_auto():
+    """What the model takes on this machine is not for a test to say, but all ranks take the same."""
+    seen = ranks.run(run_auto, 2)
+    zipped = {calls for calls, _, _ in seen}
+    assert len(zipped) == 1
+    if zipped != {0}:
+        ratios = [wire / raw for _, raw, wire in seen]
+        assert all(0.66 < r < 0.72 for r in ratios) and max(ratios) - min(ratios) < 0.01

@@ -18,6 +18,7 @@ enum class DesignChoice : uint8_t { automatic, one, two };
 struct BackendOptions {
   std::array<Mode, kOpCount> mode{};  // by Op
   Code code = Code::fast;
+  bool choose_code = false;  // fast or dense, by what was measured; `code` until then
   DesignChoice design = DesignChoice::automatic;
   std::optional<at::ScalarType> wire_dtype;  // of zipped reduce-scatter and all-reduce
   bool checksum = false;

@@ -20,8 +20,8 @@ bool is_timed(Op op, const BackendOptions& options) {
 }
 
 Decision explain_at(const Place& place, Op op, uint64_t bytes, const FrameOptions& frame, const BackendOptions& options,
-                    Switcher* switcher) {
-  if (!switcher->measured()) measure(place, frame, switcher);
+                    Switcher* switcher, std::optional<Code>* code) {
+  if (!switcher->measured()) measure(place, frame, switcher, options.choose_code ? code : nullptr);
   const uint64_t least = options.threshold(Mode::automatic);
   Decision d = switcher->explain(op, place.world(), bytes, choices(op, options));
   const uint64_t counted = op == Op::all_gather ? bytes * place.world() : bytes;  // as the calls themselves count
@@ -31,10 +31,11 @@ Decision explain_at(const Place& place, Op op, uint64_t bytes, const FrameOption
 }
 
 Decision decide(const Place& place, Op op, CallSize size, const FrameOptions& frame, const BackendOptions& options,
-                Switcher* switcher) {
+                Switcher* switcher, std::optional<Code>* code) {
   const Switcher::Choices allowed = choices(op, options);
   const uint64_t least = options.threshold(options.of(op));
-  if (switcher->wants_measurements(op, size, allowed, least)) measure(place, frame, switcher);
+  if (switcher->wants_measurements(op, size, allowed, least))
+    measure(place, frame, switcher, options.choose_code ? code : nullptr);
   const bool say = options.log_decisions && place.rank() == 0;
   Decision d = switcher->decide(op, place.world(), size, allowed, least, say);
   if (say)

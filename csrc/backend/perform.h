@@ -10,13 +10,14 @@ namespace zipccl {
 // What the options leave to choose from.
 Switcher::Choices choices(Op op, const BackendOptions& options);
 
-// Measures link and codec first where raw is a choice and nothing was measured yet.
+// Measures link and codec first where raw is a choice and nothing was measured yet. *code gets what the options leave
+// to be chosen then.
 Decision decide(const Place& place, Op op, CallSize size, const FrameOptions& frame, const BackendOptions& options,
-                Switcher* switcher);
+                Switcher* switcher, std::optional<Code>* code);
 
 // The same without counting a call, for people.
 Decision explain_at(const Place& place, Op op, uint64_t bytes, const FrameOptions& frame, const BackendOptions& options,
-                    Switcher* switcher);
+                    Switcher* switcher, std::optional<Code>* code);
 
 // True where times decide, so that calls must be timed.
 bool is_timed(Op op, const BackendOptions& options);

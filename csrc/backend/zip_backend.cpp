@@ -135,12 +135,14 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
     at::ThreadLocalStateGuard as_caller(modes);
     try {
       const Messages messages(carrier, call.patience.timeout, state->scratch);
-      const Place place{*state->engine, messages, what};
-      const Decision d = may_zip ? decide(place, call.op, call.size, call.frame, options, &state->switcher)
-                                 : Decision{Choice::raw, "", 0, 0};
+      Place place{*state->engine, messages, what};
+      const Decision d = may_zip
+                             ? decide(place, call.op, call.size, call.frame, options, &state->switcher, &state->code)
+                             : Decision{Choice::raw, "", 0, 0};
       Traffic traffic;
       Stopwatch watch;
       if (zips(d.choice)) {
+        place.code = state->code;
         traffic = call.zip(place, d.choice);
         state->stats.add_zipped(op_name(call.op), traffic);
       } else {
@@ -200,7 +202,8 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
       [state = state_, frame, automatic, op, bytes, decision] {
         const Messages messages(state->zip, c10d::kUnsetTimeout, state->scratch);
         const std::string what = "zipccl explain";
-        *decision = explain_at({*state->engine, messages, what}, op, bytes, frame, automatic, &state->switcher);
+        *decision =
+            explain_at({*state->engine, messages, what}, op, bytes, frame, automatic, &state->switcher, &state->code);
       },
       [work](std::exception_ptr error) { work->complete(error); });
   work->wait(kNoTimeout);

@@ -134,7 +134,8 @@ class ZipBackend : public c10d::Backend {
     ScratchPool scratch;
     std::unique_ptr<Engine> engine;
     Switcher switcher;
-    Stats stats;  // of both devices
+    std::optional<Code> code;  // of bf16 frames, once it is chosen
+    Stats stats;               // of both devices
     explicit CpuState(BackendPtr backend);
   };
 

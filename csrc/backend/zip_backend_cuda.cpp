@@ -45,6 +45,7 @@ struct ZipBackend::CudaState {
   c10::cuda::CUDAStream stream;
   std::unique_ptr<Engine> engine;
   Switcher switcher;
+  std::optional<Code> code;           // of bf16 frames, once it is chosen
   std::optional<bool> words_by_host;  // not measured yet
 
   explicit CudaState(at::Device device)
@@ -139,7 +140,9 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   const bool measures = state.switcher.wants_measurements(call.op, call.size, choices(call.op, options_),
                                                           options_.threshold(options_.of(call.op)));
   if (measures) what = describe(call);
-  auto decide_here = [&] { return decide(place, call.op, call.size, call.frame, options_, &state.switcher); };
+  auto decide_here = [&] {
+    return decide(place, call.op, call.size, call.frame, options_, &state.switcher, &state.code);
+  };
   const Decision d = measures ? state.on_stream(decide_here) : decide_here();
 
   const bool timed = is_timed(call.op, options_) && d.timed;
@@ -151,6 +154,7 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
     auto guard = state.enter();
     if (timed) state.start(state.stream, call, d);
     if (zips(d.choice)) {
+      place.code = state.code;
       traffic = call.zip(place, d.choice);
     } else if (WorkPtr raw = call.raw(*cuda_)) {  // where its time can be taken
       raw->wait();
@@ -191,7 +195,7 @@ Decision ZipBackend::explain_cuda(Op op, at::Device device, const FrameOptions& 
   Place place{*state.engine, messages, what};
   HostOfCuda host(*this, c10d::kUnsetTimeout);
   prepare(state, &place, host);
-  return explain_at(place, op, bytes, frame, automatic, &state.switcher);
+  return explain_at(place, op, bytes, frame, automatic, &state.switcher, &state.code);
 }
 
 }  // namespace zipccl

@@ -19,7 +19,9 @@ BackendOptions parse_options(const py::dict& d) {
   BackendOptions o;
   for (int i = 0; i < kOpCount; ++i)
     o.mode[i] = parse_mode(d["modes"][op_name(static_cast<Op>(i))].cast<std::string>());
-  o.code = d["code"].cast<std::string>() == "dense" ? Code::dense : Code::fast;
+  const std::string code = d["code"].cast<std::string>();
+  o.code = code == "dense" ? Code::dense : Code::fast;
+  o.choose_code = code == "auto";
   const int design = d["all_to_all_design"].cast<int>();
   o.design = design == 1 ? DesignChoice::one : design == 2 ? DesignChoice::two : DesignChoice::automatic;
   if (!d["wire_dtype"].is_none()) o.wire_dtype = d["wire_dtype"].cast<at::ScalarType>();
@@ -42,7 +44,7 @@ py::dict options_dict(const ZipBackend& backend) {
   py::dict d, by_op;
   for (int i = 0; i < kOpCount; ++i) by_op[op_name(static_cast<Op>(i))] = modes[static_cast<int>(o.mode[i])];
   d["modes"] = by_op;
-  d["code"] = o.code == Code::dense ? "dense" : "fast";
+  d["code"] = o.choose_code ? "auto" : o.code == Code::dense ? "dense" : "fast";
   d["all_to_all_design"] = static_cast<int>(o.design);
   d["wire_dtype"] = py::cast(o.wire_dtype);
   d["checksum"] = o.checksum;

@@ -116,6 +116,12 @@ void bind_policy(py::module_& m) {
         return break_even({0, encode, decode}, shape_of(parse_op(op), world, 1.0), ratio);
       },
       py::arg("op"), py::arg("encode"), py::arg("decode"), py::arg("world"), py::arg("ratio"));
+  m.def(
+      "dense_pays",
+      [](double bytes_per_s, double fast, double dense, int world) {
+        return dense_pays({0, bytes_per_s, 0}, {0, fast, fast}, {0, dense, dense}, world);
+      },
+      py::arg("bytes_per_s"), py::arg("fast"), py::arg("dense"), py::arg("world"));
 }
 
 }  // namespace zipccl

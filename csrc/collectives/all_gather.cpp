@@ -14,8 +14,9 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 }
 }  // namespace
 
-Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items, const FrameOptions& options) {
+Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items, const FrameOptions& given) {
   at::NoGradGuard no_grad;
+  const FrameOptions options = place.frames(given);
   const int world = place.world(), rank = place.rank();
   Engine& engine = place.engine;
   const int64_t n = static_cast<int64_t>(items.size());

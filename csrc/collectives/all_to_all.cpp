@@ -93,7 +93,7 @@ std::vector<at::Tensor> exchange(const Place& place, const Tensors& inputs, cons
   const int world = place.world(), rank = place.rank();
   Engine& engine = place.engine;
   Stopwatch watch;
-  FrameOptions options = pair.frame;
+  FrameOptions options = place.frames(pair.frame);
   options.layout = pair.design == Design::two ? FrameLayout::split : FrameLayout::compact;
 
   auto zips = [&](int r, const at::Tensor& t) { return r != rank && t.numel() > 0 && t.nbytes() >= pair.min_bytes; };
@@ -197,7 +197,7 @@ Traffic all_to_all_zip(const Place& place, const Tensors& user_inputs, const Ten
   std::vector<Decode> jobs;
   for (int r = 0; r < world; ++r)
     if (frames[r].defined()) jobs.push_back({frames[r], outputs[r], "rank " + std::to_string(r)});
-  place.engine.decode(jobs, options.frame, place.what);
+  place.engine.decode(jobs, place.frames(options.frame), place.what);
   for (int r = 0; r < world; ++r)
     if (!outputs[r].is_same(user_outputs[r])) user_outputs[r].copy_(outputs[r], /*non_blocking=*/true);
   traffic.decode += watch.lap();

@@ -23,8 +23,9 @@ void decode_into(const Place& place, const std::vector<Decode>& wanted, const Fr
 }
 }  // namespace
 
-Traffic broadcast_zip(const Place& place, at::Tensor tensor, int root, const FrameOptions& options) {
+Traffic broadcast_zip(const Place& place, at::Tensor tensor, int root, const FrameOptions& given) {
   at::NoGradGuard no_grad;
+  const FrameOptions options = place.frames(given);
   Engine& engine = place.engine;
   const bool sender = place.rank() == root;
   Traffic traffic;
@@ -48,8 +49,9 @@ Traffic broadcast_zip(const Place& place, at::Tensor tensor, int root, const Fra
 }
 
 Traffic scatter_zip(const Place& place, at::Tensor output, const std::vector<at::Tensor>& inputs, int root,
-                    const FrameOptions& options) {
+                    const FrameOptions& given) {
   at::NoGradGuard no_grad;
+  const FrameOptions options = place.frames(given);
   Engine& engine = place.engine;
   const int world = place.world(), rank = place.rank();
   Traffic traffic;
@@ -85,8 +87,9 @@ Traffic scatter_zip(const Place& place, at::Tensor output, const std::vector<at:
 }
 
 Traffic gather_zip(const Place& place, const std::vector<at::Tensor>& outputs, at::Tensor input, int root,
-                   const FrameOptions& options) {
+                   const FrameOptions& given) {
   at::NoGradGuard no_grad;
+  const FrameOptions options = place.frames(given);
   Engine& engine = place.engine;
   const int world = place.world(), rank = place.rank();
   Traffic traffic;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "collectives/engine.h"
@@ -21,9 +22,14 @@ struct Place {
   const Messages& messages;
   const std::string& what;             // the call, for errors
   const HostMessages* host = nullptr;  // for words of a CUDA call, where that is the faster way (words.h)
+  std::optional<Code> code = {};       // of bf16 frames, instead of their options'
 
   int rank() const { return messages.rank(); }
   int world() const { return messages.world(); }
+  FrameOptions frames(FrameOptions options) const {
+    if (code && options.dtype == DType::bf16) options.code = *code;
+    return options;
+  }
 };
 
 // Ranks whose sizes cannot be right do not get to drive anybody's memory. Throws Error naming the rank.

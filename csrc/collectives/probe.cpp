@@ -93,7 +93,7 @@ std::vector<double> largest(const Place& place, const std::vector<double>& value
   return {v, v + host.numel()};
 }
 
-void measure(const Place& place, const FrameOptions& options, Switcher* switcher) {
+void measure(const Place& place, const FrameOptions& options, Switcher* switcher, std::optional<Code>* chosen) {
   at::NoGradGuard no_grad;
   const int world = place.world();
   const double alpha = all_gather_seconds(place, 64);
@@ -106,12 +106,26 @@ void measure(const Place& place, const FrameOptions& options, Switcher* switcher
     if (large >= kLongEnough * slowest[1] || shard * world >= kMostLinkBytes) break;
   }
   const double per_byte = std::max(large - alpha, 0.01 * large) / static_cast<double>(shard * (world - 1));
-  const CodecModel codec = codec_rates(place.engine, options);
+  std::vector<double> costs = {alpha, per_byte, words_seconds(place)};
+  FrameOptions frames = options;
+  for (Code code : {options.code, Code::dense}) {
+    frames.code = code;
+    const CodecModel codec = codec_rates(place.engine, frames);
+    costs.insert(costs.end(), {codec.fixed, 1 / codec.encode_bytes_per_s, 1 / codec.decode_bytes_per_s});
+    if (chosen == nullptr) break;
+  }
   // Costs, so that the maximum over ranks is the slowest rank's; as bit-exact doubles every rank then decides alike.
-  const auto v = largest(place, {alpha, per_byte, codec.fixed, 1 / codec.encode_bytes_per_s,
-                                 1 / codec.decode_bytes_per_s, words_seconds(place)});
+  const auto v = largest(place, costs);
   place.engine.release_scratch();  // more than calls may ever need
-  switcher->set_measurements({v[0], 1 / v[1], v[5]}, {v[2], 1 / v[3], 1 / v[4]});
+  const LinkModel link = {v[0], 1 / v[1], v[2]};
+  CodecModel codec = {v[3], 1 / v[4], 1 / v[5]};
+  if (chosen != nullptr) {
+    const CodecModel dense = {v[6], 1 / v[7], 1 / v[8]};
+    const bool pays = dense_pays(link, codec, dense, world);
+    *chosen = pays ? Code::dense : options.code;
+    if (pays) codec = dense;
+  }
+  switcher->set_measurements(link, codec);
 }
 
 bool faster_by_host(const Place& place, const HostMessages& host) {

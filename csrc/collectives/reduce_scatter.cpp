@@ -24,6 +24,7 @@ Traffic sum_shards(const Place& place, const std::vector<at::Tensor>& wire, at::
   Traffic traffic;
   PairOptions options = pair;
   options.frame.dtype = dtype_of(wire[0].scalar_type());
+  options.frame = place.frames(options.frame);
   // A code that does not make this dtype smaller would only copy it.
   if (effective_code(options.frame) == Code::raw) options.min_bytes = PairOptions::kNever;
   // Messages that are not zipped arrive in tensors; for the others a tensor of the right size without memory says what

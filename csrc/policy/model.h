@@ -73,6 +73,16 @@ inline double zip_seconds(const LinkModel& link, const CodecModel& codec, const 
          s.messages * link.alpha + s.words * link.words + s.received * ratio / link.bytes_per_s;
 }
 
+// Wire bytes over raw bytes of bf16 weights and gradients, in code fast and in code dense.
+constexpr double kFastRatio = 0.705;
+constexpr double kDenseRatio = 0.674;
+
+// Whether the bytes that code dense saves of a large call outweigh its slower codec.
+inline bool dense_pays(const LinkModel& link, const CodecModel& fast, const CodecModel& dense, int world) {
+  const Shape s = shape_of(Op::all_gather, world, 64 << 20);
+  return zip_seconds(link, dense, s, kDenseRatio) < zip_seconds(link, fast, s, kFastRatio);
+}
+
 // Link rate below which large zipped calls win.
 inline double break_even(const CodecModel& codec, const Shape& s, double ratio) {
   return (1 - ratio) * s.received / (s.encoded / codec.encode_bytes_per_s + s.decoded / codec.decode_bytes_per_s);

@@ -29,7 +29,9 @@ class Options:
             rounded once (section 4.2), which has other bits than the inner backend's sum. SUM, AVG and PREMUL_SUM of
             fp32, bf16 and fp16; everything else is raw.
         code: ``"fast"``, ZipCCL's 3-bit exponent code (section 4.1), for bf16; ``"dense"``, 4 % smaller and slower, for
-            slow links, and for every dtype; ``"auto"`` is ``"fast"``.
+            slow links, and for every floating-point dtype; ``"auto"`` is the one of them that takes less time for bf16
+            on this link, once that is measured (an ``"auto"`` collective of 1 MiB or more measures it), and ``"fast"``
+            until then.
         all_to_all_design: ``1`` (sizes, then frames), ``2`` (static parts at once, then the rest; section 5.1), or
             ``"auto"``, which times both.
         wire_dtype: ``torch.bfloat16`` or ``torch.float16`` (or their names): zipped reductions of fp32 inputs travel in
@@ -124,7 +126,7 @@ class Options:
         """As zipccl._C takes them."""
         return {
             "modes": {name: getattr(self, name) for name in COLLECTIVES},
-            "code": "fast" if self.code == "auto" else self.code,
+            "code": self.code,
             "all_to_all_design": 0 if self.all_to_all_design == "auto" else self.all_to_all_design,
             "wire_dtype": self.wire_dtype,
             "min_bytes": self.min_bytes,
