@@ -29,8 +29,8 @@ std::vector<Bytes> cuda_encode(const std::vector<Tensor>& tensors, const FrameOp
   }
   const int n = static_cast<int>(jobs.size());
   Device scratch(zipccl::cuda::encode_scratch_bytes(jobs.data(), n, options)), sizes(sizeof(uint64_t) * n);
-  const Status s =
-      zipccl::cuda::encode(jobs.data(), n, options, scratch.get(), reinterpret_cast<uint64_t*>(sizes.get()), nullptr);
+  const Status s = zipccl::cuda::encode(jobs.data(), n, options, scratch.get(),
+                                        reinterpret_cast<uint64_t*>(sizes.get()), nullptr, max_sms);
   check(s == Status::ok, what + ": CUDA encode: " + zipccl::status_text(s));
   CUDA(cudaDeviceSynchronize());
   std::vector<uint64_t> size(n);
@@ -61,7 +61,7 @@ std::vector<Decoded> cuda_decode(const std::vector<Bytes>& frames, const std::ve
   const int n = static_cast<int>(jobs.size());
   Device status(sizeof(int32_t) * n), scratch(zipccl::cuda::decode_scratch_bytes());
   const Status s = zipccl::cuda::decode(jobs.data(), n, dtype, reinterpret_cast<int32_t*>(status.get()), scratch.get(),
-                                        nullptr, Code::dense);
+                                        nullptr, max_sms, Code::dense);
   check(s == Status::ok, what + ": CUDA decode: " + zipccl::status_text(s));
   CUDA(cudaDeviceSynchronize());
   std::vector<int32_t> codes(n);
@@ -206,6 +206,10 @@ int main(int argc, char** argv) {
   test_batches(quick);
   test_other_codes();
   test_damage(quick);
+  max_sms = 3;
+  test_batches(true);
+  check_equal({random_tensor(DType::bf16, 1000003, 5)}, {DType::bf16, Code::dense, FrameLayout::compact, true}, 0,
+              "few processors");
   std::printf("dense_cuda_test: %d checks, %d failures\n", checks, failures);
   return failures != 0;
 }
