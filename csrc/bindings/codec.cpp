@@ -168,7 +168,7 @@ void sum_into(const std::vector<at::Tensor>& frames, at::Tensor out, int max_sms
   }
   if (addends.empty()) throw py::value_error("sum_into needs a frame");
   py::gil_scoped_release release;
-  engine_for(out, max_sms)->decode_sum(addends, Code::fast, options, out, "zipccl sum_into");
+  engine_for(out, max_sms)->decode_sum(addends, options, out, "zipccl sum_into");
 }
 
 py::dict frame_info(const at::Tensor& frame) {

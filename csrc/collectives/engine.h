@@ -53,8 +53,8 @@ class Engine {
     bool is_frame;
     std::string from;
   };
-  virtual void decode_sum(const std::vector<Addend>& addends, Code code, const SumOptions& options, at::Tensor dst,
-                          const std::string& what) = 0;
+  virtual void decode_sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst,
+                          const std::string& what, Code code = Code::fast) = 0;
 
   virtual std::vector<int64_t> to_host(const at::Tensor& values) = 0;
 

@@ -61,8 +61,8 @@ class CpuEngine : public Engine {
     }
   }
 
-  void decode_sum(const std::vector<Addend>& addends, Code, const SumOptions& options, at::Tensor dst,
-                  const std::string& what) override {
+  void decode_sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst,
+                  const std::string& what, Code) override {
     std::vector<SumInput> inputs;
     for (const Addend& a : addends)
       inputs.push_back({a.data.const_data_ptr(), static_cast<uint64_t>(a.data.nbytes()), a.is_frame});

@@ -51,8 +51,8 @@ class CudaEngine : public Engine {
     statuses_.push_back(statuses);
   }
 
-  void decode_sum(const std::vector<Addend>& addends, Code code, const SumOptions& options, at::Tensor dst,
-                  const std::string& what) override {
+  void decode_sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst,
+                  const std::string& what, Code code) override {
     if (code == Code::dense) return sum_decoded(addends, options, dst, what);
     sum(addends, options, dst, what);
   }

@@ -49,7 +49,7 @@ Traffic sum_shards(const Place& place, const std::vector<at::Tensor>& wire, at::
   sum.out = dtype_of(output.scalar_type());
   sum.scale = reduce.premultiply;
   sum.divisor = reduce.average ? static_cast<float>(world) : 1.0f;
-  place.engine.decode_sum(addends, options.frame.code, sum, output, place.what);
+  place.engine.decode_sum(addends, sum, output, place.what, options.frame.code);
   traffic.decode += watch.lap();
   return traffic;
 }
