@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--common", type=float, default=0.2, help="share of the variance that workers have in common")
     parser.add_argument("--large", action="store_true", help="the paper's Table 7: 8,192 workers, independent")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="rewritten after every row")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.gradients:
@@ -66,11 +66,14 @@ def main() -> int:
     table = harness.Table(COLUMNS)
     table.head()
 
+    facts = machine.describe(args.device) | {"what": "dynamiq_error", "gradients": gradients.name}
+
     def measure(method: str, topology: str, n: int, bits: float, run, seeds: int, own: simulate.Own) -> None:
         start = time.perf_counter()
         errors = [simulate.vnmse(run(seed), own, n) for seed in range(seeds)]
         table.add({"method": method, "topology": topology, "workers": n, "bits": bits,
                    "vnmse": sum(errors) / seeds, "seconds": time.perf_counter() - start})  # fmt: skip
+        harness.write_json(args.json, facts | {"rows": table.rows})
 
     chunks = 1 if args.large else None
     # A direct sum of thousands at once would hold all they have packed.
@@ -93,8 +96,6 @@ def main() -> int:
                     return simulate.baseline(own, n, topology, codec)
 
                 measure(name, topology, n, CODECS[name].bits, run, 1, own)
-    facts = machine.describe(args.device) | {"what": "dynamiq_error", "gradients": gradients.name, "rows": table.rows}
-    harness.write_json(args.json, facts)
     return 0
 
 
