@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 60
 SHELL := /bin/bash
 .SHELLFLAGS := -eo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench build lint format cuda sanitize fuzz clean
+.PHONY: help demo test bench build lint format cuda sanitize tsan fuzz clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -57,6 +57,9 @@ sanitize:  ## feed broken frames to the CPU decoder under AddressSanitizer and U
 	mkdir -p build
 	$(CXX) $(SANITIZE) -o build/fuzz_decode tests/fuzz/fuzz_decode.cpp csrc/codec/*.cpp
 	build/fuzz_decode
+
+tsan: build $(VENV)/.zipccl-test  ## run tests of many threads under ThreadSanitizer (builds once more for it)
+	$(PY) tools/tsan.py $(ARGS)
 
 fuzz:  ## the same, guided by coverage, for FUZZ_SECONDS (clang's libFuzzer)
 	mkdir -p build
