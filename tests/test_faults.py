@@ -34,59 +34,60 @@ def start(**options) -> tuple[int, int]:
 # Each makes one call and gives pairs of what arrived and what should have.
 
 
-def all_gather(count, group=None, async_op=False):
+def all_gather(count, group=None, async_op=False, device="cpu"):
     rank, world = dist.get_rank(), dist.get_world_size()
-    out = torch.empty(count * world, dtype=BF16)
-    work = dist.all_gather_into_tensor(out, weights(rank, count), group=group, async_op=async_op)
+    out = torch.empty(count * world, dtype=BF16, device=device)
+    work = dist.all_gather_into_tensor(out, weights(rank, count).to(device), group=group, async_op=async_op)
     return work, lambda: [(out, torch.cat([weights(r, count) for r in range(world)]))]
 
 
-def all_to_all(count, group=None, async_op=False):
+def all_to_all(count, group=None, async_op=False, device="cpu"):
     rank, world = dist.get_rank(), dist.get_world_size()
-    out, x = torch.empty(count * world, dtype=BF16), weights(rank, count * world)
+    out, x = torch.empty(count * world, dtype=BF16, device=device), weights(rank, count * world).to(device)
     work = dist.all_to_all_single(out, x, group=group, async_op=async_op)
     parts = [weights(r, count * world)[count * rank :][:count] for r in range(world)]
     return work, lambda: [(out, torch.cat(parts))]
 
 
-def uneven_all_to_all(count, group=None, async_op=False):
+def uneven_all_to_all(count, group=None, async_op=False, device="cpu"):
     rank, world = dist.get_rank(), dist.get_world_size()
-    out, x = torch.empty(count * world, dtype=BF16), weights(rank, count * world)
+    out, x = torch.empty(count * world, dtype=BF16, device=device), weights(rank, count * world).to(device)
     work = dist.all_to_all_single(out, x, [count] * world, [count] * world, group=group, async_op=async_op)
     parts = [weights(r, count * world)[count * rank :][:count] for r in range(world)]
     return work, lambda: [(out, torch.cat(parts))]
 
 
-def broadcast(count, group=None, async_op=False):
-    t = weights(dist.get_rank(), count)
+def broadcast(count, group=None, async_op=False, device="cpu"):
+    t = weights(dist.get_rank(), count).to(device)
     return dist.broadcast(t, 0, group=group, async_op=async_op), lambda: [(t, weights(0, count))]
 
 
-def scatter(count, group=None, async_op=False):
+def scatter(count, group=None, async_op=False, device="cpu"):
     rank, world = dist.get_rank(), dist.get_world_size()
-    out = torch.empty(count, dtype=BF16)
-    work = dist.scatter(
-        out, [weights(r, count) for r in range(world)] if rank == 0 else None, group=group, async_op=async_op
-    )
+    out = torch.empty(count, dtype=BF16, device=device)
+    parts = [weights(r, count).to(device) for r in range(world)] if rank == 0 else None
+    work = dist.scatter(out, parts, group=group, async_op=async_op)
     return work, lambda: [(out, weights(rank, count))]
 
 
-def gather(count, group=None, async_op=False):
+def gather(count, group=None, async_op=False, device="cpu"):
     rank, world = dist.get_rank(), dist.get_world_size()
-    outs = [torch.empty(count, dtype=BF16) for _ in range(world)] if rank == 0 else None
-    work = dist.gather(weights(rank, count), outs, group=group, async_op=async_op)
+    outs = [torch.empty(count, dtype=BF16, device=device) for _ in range(world)] if rank == 0 else None
+    work = dist.gather(weights(rank, count).to(device), outs, group=group, async_op=async_op)
     return work, lambda: [(out, weights(r, count)) for r, out in enumerate(outs or [])]
 
 
-def reduce_scatter(count, group=None, async_op=False):
+def reduce_scatter(count, group=None, async_op=False, device="cpu"):
     world = dist.get_world_size()
-    out = torch.empty(count, dtype=BF16)
-    work = dist.reduce_scatter_tensor(out, torch.ones(count * world, dtype=BF16), group=group, async_op=async_op)
+    out = torch.empty(count, dtype=BF16, device=device)
+    work = dist.reduce_scatter_tensor(
+        out, torch.ones(count * world, dtype=BF16, device=device), group=group, async_op=async_op
+    )
     return work, lambda: [(out, torch.full((count,), world, dtype=BF16))]
 
 
-def all_reduce(count, group=None, async_op=False):
-    t = torch.ones(count, dtype=BF16)
+def all_reduce(count, group=None, async_op=False, device="cpu"):
+    t = torch.ones(count, dtype=BF16, device=device)
     work = dist.all_reduce(t, group=group, async_op=async_op)
     return work, lambda: [(t, torch.full((count,), dist.get_world_size(), dtype=BF16))]
 
@@ -295,39 +296,51 @@ def test_options_differ_in_a_call():
 
 
 class Peer:
-    """Rank 1 of 2, who speaks the protocol over gloo by hand and flips a bit in what it sends."""
+    """Rank 1 of 2, who speaks the protocol over an inner backend by hand and flips a bit in what it sends."""
 
-    def __init__(self, gloo, damage: bool):
-        self.gloo, self.damage = gloo, damage
+    def __init__(self, inner, damage: bool, device: str = "cpu"):
+        self.inner, self.damage, self.device = inner, damage, device
 
     def frame(self, values: torch.Tensor, layout: str = "compact") -> torch.Tensor:
         frame = zipccl.compress(values, layout=layout, checksum=True)
         if self.damage:
             frame[-200] ^= 4
-        return frame
+        return frame.to(self.device)
+
+    def empty(self, count: int, dtype=torch.uint8) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype, device=self.device)
+
+    def tensor(self, *words: int) -> torch.Tensor:
+        return torch.tensor(words, device=self.device)
 
     def words(self, to_rank_0: int) -> None:
         options = dist.AllToAllOptions()
-        self.gloo.alltoall_base(torch.empty(2, dtype=torch.int64), torch.tensor([to_rank_0, 0]), [], [], options).wait()
+        self.inner.alltoall_base(self.empty(2, torch.int64), self.tensor(to_rank_0, 0), [], [], options).wait()
+
+    def announce(self, mine: torch.Tensor, design: int) -> None:
+        if self.device == "cpu":
+            self.words(mine.nbytes << 2 | design)
 
     def bytes(self, data: torch.Tensor, expected: int) -> None:
-        options = dist.AllToAllOptions()
-        received = torch.empty(expected, dtype=torch.uint8)
-        self.gloo.alltoall_base(received, data, [expected, 0], [data.numel(), 0], options).wait()
+        received, options = self.empty(expected), dist.AllToAllOptions()
+        if self.device == "cpu":
+            self.inner.alltoall_base(received, data, [expected, 0], [data.numel(), 0], options).wait()
+        else:
+            self.inner.alltoall([received, self.empty(0)], [data, self.empty(0)], options).wait()
 
     def gathered(self, frame: torch.Tensor) -> None:
-        sizes = torch.empty(2, dtype=torch.int64)
-        self.gloo._allgather_base(sizes, torch.tensor([frame.numel()])).wait()
+        sizes = self.empty(2, torch.int64)
+        self.inner._allgather_base(sizes, self.tensor(frame.numel())).wait()
         largest = int(sizes.max())
         padded = torch.nn.functional.pad(frame, (0, largest - frame.numel()))
-        self.gloo._allgather_base(torch.empty(2 * largest, dtype=torch.uint8), padded).wait()
+        self.inner._allgather_base(self.empty(2 * largest), padded).wait()
 
     def all_gather(self):
         self.gathered(self.frame(weights(1, COUNT)))
 
     def exchanged(self, mine: torch.Tensor, rank_0s: torch.Tensor) -> None:
         frame, other = self.frame(mine), zipccl.compress(rank_0s, checksum=True)
-        self.words(mine.nbytes << 2 | 1)
+        self.announce(mine, 1)
         self.words(frame.numel())
         self.bytes(frame, other.numel())
 
@@ -338,24 +351,24 @@ class Peer:
         mine, rank_0s = weights(1, 2 * COUNT)[:COUNT], weights(0, 2 * COUNT)[COUNT:]
         frame, other = self.frame(mine, "split"), zipccl.compress(rank_0s, layout="split", checksum=True)
         static = 64 + 8 * 2 + 3 * 64 + 1408 * 64  # header, 2 groups, 64 tiles and their units: docs/format.md
-        self.words(mine.nbytes << 2 | 2)
+        self.announce(mine, 2)
         self.bytes(frame[:static], static)
         self.bytes(frame[static:], other.numel() - static)
 
     def broadcast(self):
         frame = self.frame(weights(1, COUNT))
-        for t in (torch.tensor([frame.numel()]), frame):
-            self.gloo.broadcast(t, 1).wait()
+        for t in (self.tensor(frame.numel()), frame):
+            self.inner.broadcast(t, 1).wait()
 
     def scatter(self):
         frame = self.frame(weights(0, COUNT))
-        self.gloo.broadcast(torch.tensor([frame.numel(), frame.numel()]), 1).wait()
-        self.gloo.scatter(torch.empty_like(frame), [frame, frame], 1).wait()
+        self.inner.broadcast(self.tensor(frame.numel(), frame.numel()), 1).wait()
+        self.inner.scatter(torch.empty_like(frame), [frame, frame], 1).wait()
 
     def gather(self):
-        frame, sizes = self.frame(weights(1, COUNT)), torch.empty(2, dtype=torch.int64)
-        self.gloo._allgather_base(sizes, torch.tensor([frame.numel()])).wait()
-        self.gloo.gather([], torch.nn.functional.pad(frame, (0, int(sizes.max()) - frame.numel())), 0).wait()
+        frame, sizes = self.frame(weights(1, COUNT)), self.empty(2, torch.int64)
+        self.inner._allgather_base(sizes, self.tensor(frame.numel())).wait()
+        self.inner.gather([], torch.nn.functional.pad(frame, (0, int(sizes.max()) - frame.numel())), 0).wait()
 
     def reduce_scatter(self):
         self.exchanged(weights(1, 2 * COUNT)[:COUNT], weights(0, 2 * COUNT)[COUNT:])
@@ -370,18 +383,19 @@ class Peer:
         self.gathered(self.frame((rank_0s.float() + mine.float())[half:].to(BF16)))
 
 
-def receive(backend, kind: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def receive(backend, kind: str, device: str = "cpu") -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Rank 0's call to go with the peer's: what came, what should have come."""
-    mine, out, half = weights(0, 2 * COUNT), torch.empty(COUNT, dtype=BF16), COUNT // 2
-    both = weights(1, 2 * COUNT)
+    both, half = [weights(r, 2 * COUNT) for r in range(2)], COUNT // 2
+    mine, shard = both[0].to(device), weights(0, COUNT).to(device)
+    out = torch.empty(COUNT, dtype=BF16, device=device)
     if kind == "all_gather":
-        out = torch.empty(2 * COUNT, dtype=BF16)
-        backend._allgather_base(out, weights(0, COUNT)).wait()
+        out = torch.empty(2 * COUNT, dtype=BF16, device=device)
+        backend._allgather_base(out, shard).wait()
         return [(out, torch.cat([weights(0, COUNT), weights(1, COUNT)]))]
     if kind.startswith("all_to_all"):
         out = torch.empty_like(mine)
         backend.alltoall_base(out, mine, [], [], dist.AllToAllOptions()).wait()
-        return [(out, torch.cat([mine[:COUNT], both[:COUNT]]))]
+        return [(out, torch.cat([half_[:COUNT] for half_ in both]))]
     if kind == "broadcast":
         backend.broadcast(out, 1).wait()
         return [(out, weights(1, COUNT))]
@@ -390,35 +404,39 @@ def receive(backend, kind: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [(out, weights(0, COUNT))]
     if kind == "gather":
         outs = [torch.empty_like(out) for _ in range(2)]
-        backend.gather(outs, weights(0, COUNT), 0).wait()
+        backend.gather(outs, shard, 0).wait()
         return [(outs[0], weights(0, COUNT)), (outs[1], weights(1, COUNT))]
     if kind == "reduce_scatter":
         backend._reduce_scatter_base(out, mine).wait()
-        return [(out, (mine[:COUNT].float() + both[:COUNT].float()).to(BF16))]
-    t = weights(0, COUNT)
-    backend.allreduce([t]).wait()
-    return [(t[half:], (weights(0, COUNT).float() + weights(1, COUNT).float()).to(BF16)[half:])]
+        return [(out, (both[0][:COUNT].float() + both[1][:COUNT].float()).to(BF16))]
+    backend.allreduce([shard]).wait()
+    return [(shard[half:], (weights(0, COUNT).float() + weights(1, COUNT).float()).to(BF16)[half:])]
 
 
 KINDS = ["all_gather", "all_to_all_1", "all_to_all_2", "broadcast", "scatter", "gather", "reduce_scatter", "all_reduce"]
 
 
-def check_damage(rank):
-    store = dist.FileStore(f"{os.environ['RANKS_DIRECTORY']}/damage", 2)
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, 2, datetime.timedelta(seconds=TIMEOUT))
+def exchange_damaged(rank, inner, make_backend, device="cpu"):
+    """Every kind of call: sound, damaged, sound. make_backend(options): over `inner`."""
     for kind in KINDS:
         options = zipccl.Options(**ZIP, checksum=True, all_to_all_design=1 if kind == "all_to_all_1" else 2)
-        backend = zipccl._C.ZipBackend(rank, 2, gloo, gloo, None, options.native())
+        backend = make_backend(options.native())
         for damage in (False, True, False):  # and the call after it is none the worse
             if rank == 1:
-                getattr(Peer(gloo, damage), kind)()
+                getattr(Peer(inner, damage, device), kind)()
             elif damage:
                 name = kind.removesuffix("_1").removesuffix("_2")
                 said = rf"zipccl {name} \(rank 0 of 2, group [^)]*, \d+ bytes\): frame from rank 1: .*checksum mismatch"
                 with pytest.raises(zipccl.FrameError, match=said):
-                    receive(backend, kind)
+                    receive(backend, kind, device)
             else:
-                assert all(same_bits(found, truth) for found, truth in receive(backend, kind)), kind
+                assert all(same_bits(found, truth) for found, truth in receive(backend, kind, device)), kind
+
+
+def check_damage(rank):
+    store = dist.FileStore(f"{os.environ['RANKS_DIRECTORY']}/damage", 2)
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, 2, datetime.timedelta(seconds=TIMEOUT))
+    exchange_damaged(rank, gloo, lambda options: zipccl._C.ZipBackend(rank, 2, gloo, gloo, None, options))
 
 
 def test_a_frame_is_damaged_on_its_way():

@@ -4,8 +4,24 @@
 
 #include "backend/options.h"
 #include "backend/own_call.h"
+#include "collectives/error.h"
 
 namespace zipccl {
+
+// Runs f. What it throws says which call it was, which the inner backend cannot know; its own text stays.
+template <typename F>
+auto naming(const std::string& what, F&& f) {
+  auto named = [&](const std::string& text) { return text.rfind(what, 0) == 0 ? text : what + ": " + text; };
+  try {
+    return f();
+  } catch (const FrameError&) {
+    throw;
+  } catch (const c10::Error& e) {
+    throw Error(named(e.what_without_backtrace()));
+  } catch (const std::exception& e) {
+    throw Error(named(e.what()));
+  }
+}
 
 // What the options leave to choose from.
 Switcher::Choices choices(Op op, const BackendOptions& options);

@@ -4,6 +4,7 @@
 
 #include <c10/cuda/CUDAGuard.h>
 
+#include "collectives/await_cuda.h"
 #include "collectives/error.h"
 
 namespace zipccl {
@@ -14,24 +15,29 @@ void FrameChecks::add(std::shared_ptr<at::cuda::CUDAEvent> done, Engine::Pending
   entries_.push_back({std::move(done), std::move(pending)});
 }
 
-void FrameChecks::poll(bool block) {
-  std::unique_lock<std::mutex> lock(mutex_);
+void FrameChecks::poll() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  while (!entries_.empty() && entries_.front().done->query()) check_oldest();
+}
+
+void FrameChecks::poll_all(const Engine::Watch& watch) {
+  std::lock_guard<std::mutex> lock(mutex_);
   while (!entries_.empty()) {
-    Entry& oldest = entries_.front();
-    if (block)
-      oldest.done->synchronize();
-    else if (!oldest.done->query())
-      return;
-    Entry entry = std::move(oldest);
-    entries_.pop_front();
-    const int32_t* s = entry.pending.statuses.const_data_ptr<int32_t>();
-    for (size_t i = 0; i < entry.pending.what.size(); ++i) check(static_cast<Status>(s[i]), entry.pending.what[i]);
+    await(*entries_.front().done, watch);
+    check_oldest();
   }
+}
+
+void FrameChecks::check_oldest() {
+  const Engine::Pending pending = std::move(entries_.front().pending);
+  entries_.pop_front();
+  const int32_t* s = pending.statuses.const_data_ptr<int32_t>();
+  for (size_t i = 0; i < pending.what.size(); ++i) check(static_cast<Status>(s[i]), pending.what[i]);
 }
 
 CudaWork::CudaWork(int rank, c10d::OpType op, const char* title, const std::vector<at::Tensor>& inputs,
                    std::vector<at::Tensor> outputs, std::vector<at::Tensor> kept, c10::cuda::CUDAStream stream,
-                   std::shared_ptr<FrameChecks> checks, Engine::Pending pending, bool strict)
+                   std::shared_ptr<FrameChecks> checks, Engine::Pending pending, bool strict, Engine::Watch watch)
     : Work(rank, op, title, inputs),
       outputs_(std::move(outputs)),
       kept_(std::move(kept)),
@@ -39,6 +45,7 @@ CudaWork::CudaWork(int rank, c10d::OpType op, const char* title, const std::vect
       done_(std::make_shared<at::cuda::CUDAEvent>()),
       checks_(std::move(checks)),
       strict_(strict),
+      watch_(std::move(watch)),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                        std::vector<c10::Device>{stream.device()})) {
   done_->record(stream_);
@@ -60,7 +67,10 @@ bool CudaWork::wait(std::chrono::milliseconds) {
     std::lock_guard<std::mutex> lock(kept_mutex_);
     kept_.clear();
   }
-  checks_->poll(strict_);
+  if (strict_)
+    checks_->poll_all(watch_);
+  else
+    checks_->poll();
   return true;
 }
 

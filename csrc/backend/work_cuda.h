@@ -21,14 +21,18 @@ namespace zipccl {
 class FrameChecks {
  public:
   void add(std::shared_ptr<at::cuda::CUDAEvent> done, Engine::Pending pending);
-  // Throws FrameError for the oldest bad frame among the finished calls (all calls if `block`).
-  void poll(bool block);
+  // Throws FrameError for the oldest bad frame among the finished calls.
+  void poll();
+  // Among all calls: waits for them, as long as `watch` does not throw.
+  void poll_all(const Engine::Watch& watch);
 
  private:
   struct Entry {
     std::shared_ptr<at::cuda::CUDAEvent> done;
     Engine::Pending pending;
   };
+  void check_oldest();
+
   std::mutex mutex_;
   std::list<Entry> entries_;
 };
@@ -36,10 +40,10 @@ class FrameChecks {
 class CudaWork : public c10d::Work {
  public:
   // To be made on `stream` when everything is enqueued there. `kept`: tensors the stream still uses and that are not
-  // its own. `strict`: wait() blocks the host until frames are known to be good.
+  // its own. `strict`: wait() blocks the host until frames are known to be good, or `watch` throws.
   CudaWork(int rank, c10d::OpType op, const char* title, const std::vector<at::Tensor>& inputs,
            std::vector<at::Tensor> outputs, std::vector<at::Tensor> kept, c10::cuda::CUDAStream stream,
-           std::shared_ptr<FrameChecks> checks, Engine::Pending pending, bool strict);
+           std::shared_ptr<FrameChecks> checks, Engine::Pending pending, bool strict, Engine::Watch watch);
   ~CudaWork() override;
 
   bool isCompleted() override { return done_->query(); }
@@ -57,6 +61,7 @@ class CudaWork : public c10d::Work {
   std::shared_ptr<at::cuda::CUDAEvent> done_;
   std::shared_ptr<FrameChecks> checks_;
   bool strict_;
+  Engine::Watch watch_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

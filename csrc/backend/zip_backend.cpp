@@ -50,7 +50,7 @@ void ZipBackend::shutdown() {
   stopped_ = true;
   if (worker_) worker_->stop(kShutdownPatience);
 #ifdef ZIPCCL_WITH_CUDA
-  frame_checks_->poll(/*block=*/false);
+  frame_checks_->poll();
 #endif
   for (const BackendPtr& b : all_inner()) b->shutdown();
 }
@@ -133,48 +133,45 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
               what = describe(call), call = std::move(call), modes = at::ThreadLocalState()] {
     // The caller's word on no_grad and inference mode counts for whoever writes to the outputs.
     at::ThreadLocalStateGuard as_caller(modes);
-    try {
-      const Messages messages(carrier, call.patience.timeout, state->scratch);
-      Place place{*state->engine, messages, what};
-      const Decision d = may_zip
-                             ? decide(place, call.op, call.size, call.frame, options, &state->switcher, &state->code)
-                             : Decision{Choice::raw, "", 0, 0};
-      Traffic traffic;
-      Stopwatch watch;
-      if (zips(d.choice)) {
-        place.code = state->code;
-        traffic = call.zip(place, d.choice);
-        state->stats.add_zipped(op_name(call.op), traffic);
-      } else {
-        if (call.raw_here)
-          call.raw_here(place);
-        else
-          call.raw(*carrier)->wait();
-        state->stats.add_raw(op_name(call.op), call.received);
-      }
-      if (may_zip && is_timed(call.op, options)) {
-        if (d.timed)
-          state->switcher.record(call.op, call.size, d.number, d.choice, watch.lap(), traffic.raw_bytes,
-                                 traffic.wire_bytes);
-        agree(place, call.op, call.size, &state->switcher);
-      }
-    } catch (const FrameError&) {
-      // Found by this rank alone, when all messages of the call had been exchanged: the peers go on, so it must too.
-      // Not in an all-reduce, whose second half the peers have begun.
-      if (may_zip && is_timed(call.op, options) && call.op != Op::all_reduce) {
-        try {
-          agree({*state->engine, Messages(carrier, call.patience.timeout, state->scratch), what}, call.op, call.size,
-                &state->switcher);
-        } catch (const std::exception&) {  // the frame is what this call failed of
+    naming(what, [&] {
+      try {
+        const Messages messages(carrier, call.patience.timeout, state->scratch);
+        Place place{*state->engine, messages, what};
+        const Decision d = may_zip
+                               ? decide(place, call.op, call.size, call.frame, options, &state->switcher, &state->code)
+                               : Decision{Choice::raw, "", 0, 0};
+        Traffic traffic;
+        Stopwatch watch;
+        if (zips(d.choice)) {
+          place.code = state->code;
+          traffic = call.zip(place, d.choice);
+          state->stats.add_zipped(op_name(call.op), traffic);
+        } else {
+          if (call.raw_here)
+            call.raw_here(place);
+          else
+            call.raw(*carrier)->wait();
+          state->stats.add_raw(op_name(call.op), call.received);
         }
+        if (may_zip && is_timed(call.op, options)) {
+          if (d.timed)
+            state->switcher.record(call.op, call.size, d.number, d.choice, watch.lap(), traffic.raw_bytes,
+                                   traffic.wire_bytes);
+          agree(place, call.op, call.size, &state->switcher);
+        }
+      } catch (const FrameError&) {
+        // Found by this rank alone, when all messages of the call had been exchanged: the peers go on, so it must too.
+        // Not in an all-reduce, whose second half the peers have begun.
+        if (may_zip && is_timed(call.op, options) && call.op != Op::all_reduce) {
+          try {
+            agree({*state->engine, Messages(carrier, call.patience.timeout, state->scratch), what}, call.op, call.size,
+                  &state->switcher);
+          } catch (const std::exception&) {  // the frame is what this call failed of
+          }
+        }
+        throw;
       }
-      throw;
-    } catch (const c10::Error& e) {
-      // The inner backend's own text stays; which call it was is what it cannot know.
-      throw Error(what + ": " + e.what_without_backtrace());
-    } catch (const std::exception& e) {
-      throw Error(what + ": " + e.what());
-    }
+    });
   };
   auto done = [work](std::exception_ptr error) { work->complete(error); };
   // A caller who waits anyway does the call itself where nothing is ahead of it, which spares two changes of thread.

@@ -189,6 +189,7 @@ class ZipBackend : public c10d::Backend {
   class HostOfCuda;
   void prepare(CudaState& state, Place* place, const HostOfCuda& host);
   WorkPtr run_cuda(OwnCall call);
+  Engine::Watch watch_over(const std::string& what, std::chrono::milliseconds timeout) const;
   Decision explain_cuda(Op op, at::Device device, const FrameOptions& frame, uint64_t bytes);
   std::map<c10::DeviceIndex, std::shared_ptr<CudaState>> cuda_states_;
   std::shared_ptr<FrameChecks> frame_checks_ = std::make_shared<FrameChecks>();

@@ -13,6 +13,7 @@
 
 #include "backend/perform.h"
 #include "backend/zip_backend.h"
+#include "collectives/await_cuda.h"
 #include "collectives/error.h"
 #include "collectives/probe.h"
 
@@ -82,8 +83,8 @@ struct ZipBackend::CudaState {
     tell();
   }
   // Before an agreement, which waits for the streams anyway.
-  void tell_all() {
-    for (const Timed& t : timed) t.end.synchronize();
+  void tell_all(const Engine::Watch& watch) {
+    for (const Timed& t : timed) await(t.end, watch);
     tell();
   }
 
@@ -129,33 +130,39 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
     state_->stats.add_raw(op_name(call.op), call.received);
     return forward(device, call.raw);
   }
-  frame_checks_->poll(/*block=*/false);
+  frame_checks_->poll();
   CudaState& state = cuda_state(device);
   backend_for(device);
   const Messages messages(cuda_, call.patience.timeout);
   std::string what;  // for errors; made where there may be some
+  Engine::Watch watch;
+  auto may_wait = [&] {
+    what = describe(call);
+    watch = watch_over(what, call.patience.timeout);
+    state.engine->set_watch(watch);
+  };
   Place place{*state.engine, messages, what};
   HostOfCuda host(*this, call.patience.timeout);
-  prepare(state, &place, host);
+  if (!state.words_by_host) may_wait();
+  naming(what, [&] { prepare(state, &place, host); });
   const bool measures = state.switcher.wants_measurements(call.op, call.size, choices(call.op, options_),
                                                           options_.threshold(options_.of(call.op)));
-  if (measures) what = describe(call);
+  if (measures) may_wait();
   auto decide_here = [&] {
     return decide(place, call.op, call.size, call.frame, options_, &state.switcher, &state.code);
   };
-  const Decision d = measures ? state.on_stream(decide_here) : decide_here();
-
+  const Decision d = measures ? naming(what, [&] { return state.on_stream(decide_here); }) : decide_here();
   const bool timed = is_timed(call.op, options_) && d.timed;
 
   WorkPtr work;
   Traffic traffic;
-  if (zips(d.choice)) what = describe(call);
+  if (zips(d.choice)) may_wait();
   if (zips(d.choice) || (d.trial && call.patience.async)) {
     auto guard = state.enter();
     if (timed) state.start(state.stream, call, d);
     if (zips(d.choice)) {
       place.code = state.code;
-      traffic = call.zip(place, d.choice);
+      traffic = naming(what, [&] { return call.zip(place, d.choice); });
     } else if (WorkPtr raw = call.raw(*cuda_)) {  // where its time can be taken
       raw->wait();
     }
@@ -163,7 +170,8 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
     std::vector<at::Tensor> kept = call.inputs;
     kept.insert(kept.end(), call.outputs.begin(), call.outputs.end());
     work = c10::make_intrusive<CudaWork>(rank_, call.type, "zipccl", call.inputs, call.outputs, std::move(kept),
-                                         state.stream, frame_checks_, state.engine->take_statuses(), options_.checksum);
+                                         state.stream, frame_checks_, state.engine->take_statuses(), options_.checksum,
+                                         watch);
   } else {
     // As if zipccl were not there: NCCL does a call that is waited for on the caller's stream.
     const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
@@ -176,11 +184,25 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   else
     state_->stats.add_raw(op_name(call.op), call.received);
   if (is_timed(call.op, options_) && state.switcher.wants_agreement(call.op, call.size)) {
-    what = describe(call);
-    state.tell_all();
-    state.on_stream([&] { return agree(place, call.op, call.size, &state.switcher), 0; });
+    may_wait();
+    naming(what, [&] {
+      state.tell_all(watch);
+      state.on_stream([&] { return agree(place, call.op, call.size, &state.switcher), 0; });
+    });
   }
   return work;
+}
+
+// NCCL's own watchdog ends the process where torch is so configured, as by default; where it is not, or is slower, the
+// host must not wait for ever for a rank that does not come.
+Engine::Watch ZipBackend::watch_over(const std::string& what, std::chrono::milliseconds timeout) const {
+  return [what, timeout, nccl = cuda_](std::chrono::milliseconds waited) {
+    if (nccl->getError() != c10d::ErrorType::SUCCESS)
+      throw Error(what + ": NCCL has met an error, which its watchdog has logged");
+    const auto limit = timeout == c10d::kUnsetTimeout ? nccl->getBackendOptions()->timeout : timeout;
+    if (waited > limit)
+      throw Error(what + ": timed out after " + std::to_string(limit.count()) + " ms of waiting for other ranks");
+  };
 }
 
 Decision ZipBackend::explain_cuda(Op op, at::Device device, const FrameOptions& frame, uint64_t bytes) {
@@ -194,6 +216,7 @@ Decision ZipBackend::explain_cuda(Op op, at::Device device, const FrameOptions& 
   const std::string what = "zipccl explain";
   Place place{*state.engine, messages, what};
   HostOfCuda host(*this, c10d::kUnsetTimeout);
+  state.engine->set_watch(watch_over(what, c10d::kUnsetTimeout));
   prepare(state, &place, host);
   return explain_at(place, op, bytes, frame, automatic, &state.switcher, &state.code);
 }

@@ -6,6 +6,8 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -57,6 +59,11 @@ class Engine {
                           const std::string& what, Code code = Code::fast) = 0;
 
   virtual std::vector<int64_t> to_host(const at::Tensor& values) = 0;
+
+  // Called now and then while to_host() waits for other ranks (CUDA), with how long that has been; what it throws ends
+  // the wait.
+  using Watch = std::function<void(std::chrono::milliseconds)>;
+  virtual void set_watch(Watch) {}
 
   // Statuses of decode() calls that are not known yet (CUDA), as a tensor the caller reads when its stream has passed;
   // undefined if there is nothing to check.

@@ -4,6 +4,7 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "collectives/await_cuda.h"
 #include "collectives/engine.h"
 #include "collectives/error.h"
 
@@ -63,10 +64,12 @@ class CudaEngine : public Engine {
     host.copy_(values, /*non_blocking=*/true);
     at::cuda::CUDAEvent ready;
     ready.record(c10::cuda::getCurrentCUDAStream(device_.index()));
-    ready.synchronize();
+    await(ready, watch_);
     const int64_t* p = host.const_data_ptr<int64_t>();
     return {p, p + host.numel()};
   }
+
+  void set_watch(Watch watch) override { watch_ = std::move(watch); }
 
   Pending take_statuses() override {
     if (statuses_.empty()) return {};
@@ -115,6 +118,7 @@ class CudaEngine : public Engine {
 
   at::Device device_;
   int max_sms_ = 0;
+  Watch watch_;
   std::vector<at::Tensor> statuses_;
   std::vector<std::string> what_;
 };
