@@ -72,11 +72,11 @@ def _nvcomp_rival(nvcomp, name: str, algorithm: str, extra: dict, values: torch.
     codec = nvcomp.Codec(algorithm=algorithm, cuda_stream=stream, **extra)
     values = values.view(torch.uint8)
     source = nvcomp.as_array(values)
-    coding = codec.compression_config(source)
-    decoding = codec.decompression_config(coding)
+    coding = codec.compression_config(values.numel())
     room = torch.empty(codec.get_max_comp_buffer_size(source), dtype=torch.uint8, device=values.device)
     back = torch.zeros_like(values)
     packed = codec.encode(source, compression_config=coding)
+    decoding = codec.decompression_config(packed)
     torch.cuda.synchronize()
     packed_bytes = packed.buffer_size
     return Rival(

@@ -166,7 +166,6 @@ def check_strided(rank, mode):
         lambda: dist.all_gather_into_tensor(dense, strided),
         lambda: dist.broadcast(strided, 0),
         lambda: dist.all_reduce(strided),
-        lambda: dist.reduce_scatter_tensor(strided, dense),
     ]
     for _ in range(zipccl._C.trial_calls + 1 if mode == "auto" else 1):
         for call in calls:
