@@ -81,7 +81,7 @@ def dynamiq(
             given = {"x": own(member), "x_means": 1, "packed_out": out, "key": (seed, step, 0), "index": (member, n)}
             if packed:
                 given["packed"] = torch.stack(packed)
-            if not correlated:
+            if not correlated or (packed and widths == "fine"):  # sums of rounded values: numbers of their own
                 given |= {"key": ((seed + 0x9E3779B97F4A7C15 * (member + 1)) % 2**64, step, 0), "index": (0, 1)}
             q.combine(shape, plan, part=chunk, parts=1, **given)
             return out

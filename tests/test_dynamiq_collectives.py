@@ -217,6 +217,39 @@ def fed_back(rank, error_feedback):
     return first, error(total / 20, rows), out
 
 
+def overflows(rank):
+    """An infinite gradient in the first of three calls."""
+    ranks.init("gloo")
+    rows = rows_of(20_000, dist.get_world_size())
+    state = zipccl.DynamiQState(topology="direct", error_feedback=True)
+    outs = []
+    for call in range(3):
+        x = rows[rank].clone()
+        if call == 0:
+            x[777] = torch.inf
+        outs.append(zipccl.dynamiq.all_reduce(x, state))
+    return [bool(out.isfinite().all()) for out in outs]
+
+
+def test_error_feedback_forgets_an_overflow():
+    assert ranks.run(overflows, 2) == [[False, True, True]] * 2
+
+
+@pytest.mark.parametrize("topology", ["direct", "ring"])
+def test_sums_are_unbiased(topology):
+    """Means of many sums of the same gradients, in units of their own standard error: normal numbers if unbiased."""
+    n, count, runs = 4, 4096, 600
+    rows = rows_of(count, n)
+    exact = torch.stack(list(rows)).double().sum(0)
+    got = torch.stack(
+        [simulate.dynamiq(rows.__getitem__, n, topology, 4.0, seed=7, step=step, chunks=1) for step in range(runs)]
+    ).double()
+    z = (got.mean(0) - exact) / (got.std(0) / runs**0.5).clamp_min(1e-12)
+    z = z[got.std(0) > 0]
+    assert len(z) > count / 2
+    assert z.square().mean() < 1.15  # 1, give or take 0.03
+
+
 def test_error_feedback_makes_up_for_what_was_lost():
     plain, fed = ranks.run(fed_back, 3, False), ranks.run(fed_back, 3, True)
     assert all(same_bits(r[2], fed[0][2]) for r in fed)

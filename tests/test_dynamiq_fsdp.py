@@ -49,6 +49,15 @@ def train(rank, backend, shape, used, reduce_dtype=torch.float32, factor=None, d
         stats["all_gather"] = zipccl.stats(shards).get("all_gather", {}) if "all_gather" in used else {}
         for name in ("reduce_scatter", "all_reduce"):
             state = getattr(choice, name)
+            assert (
+                state is None
+                or name == "reduce_scatter"
+                or choice.reduce_scatter is None
+                or (
+                    state.seed
+                    != choice.reduce_scatter.seed  # the same random numbers for both would add up their errors
+                )
+            )
             stats[name] = state.stats()[name] if state else {}
     return parameters, stats
 
@@ -135,6 +144,7 @@ def refusals(rank):
         (nn.Linear(2, 2), {}),
         (fully_shard(nn.Linear(2, 2), mesh=mesh), {"all_gather": "dynamiq"}),
         (fully_shard(nn.Linear(2, 2), mesh=mesh), {"all_reduce": "dynamiq"}),
+        (fully_shard(nn.Linear(2, 2), mesh=mesh), {"reduce_scatter": "dynamiq", "error_feedback": True}),
     ):
         with pytest.raises(ValueError) as error:
             zipccl.fsdp.use(model, **used)
@@ -144,7 +154,8 @@ def refusals(rank):
 
 
 def test_what_cannot_be_is_said():
-    no_module, lossy_weights, no_replicas = ranks.run(refusals, 1)[0]
+    no_module, lossy_weights, no_replicas, of_buckets = ranks.run(refusals, 1)[0]
     assert "fully_shard" in no_module
     assert "all_gather" in lossy_weights
     assert "replicas" in no_replicas
+    assert "error_feedback" in of_buckets

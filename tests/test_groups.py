@@ -463,3 +463,20 @@ def check_first_calls(rank):
 @pytest.mark.skipif(not hasattr(_distributed_c10d, "_dump_fr_trace_json"), reason="this torch has no such recorder")
 def test_no_worker_makes_the_first_call_of_a_backend():
     ranks.run(check_first_calls, 2)
+
+
+def begun_before_a_barrier(rank):
+    ranks.init("zipccl", pg_options=zipccl.Options(all_gather="zip", min_bytes=0))
+    n, count = dist.get_world_size(), 1 << 20
+    work, outs = [], [torch.zeros(n * count, dtype=torch.bfloat16) for _ in range(4)]
+    for out in outs:
+        work.append(dist.all_gather_into_tensor(out, torch.full((count,), rank + 1.0).bfloat16(), async_op=True))
+    dist.barrier()
+    done = [bool((out.view(n, count) == torch.arange(1, n + 1).bfloat16()[:, None]).all()) for out in outs]
+    for w in work:
+        w.wait()
+    return done
+
+
+def test_a_barrier_waits_for_compressed_calls_as_for_others():
+    assert ranks.run(begun_before_a_barrier, 3) == [[True] * 4] * 3

@@ -230,7 +230,7 @@ def test_a_callback_may_wait_for_other_calls():
 def measured(inner: Inner, alpha: float, per_byte: float) -> None:
     """Scripts the all-reduced measurement: the large all-gather takes long enough against the small one; then alpha,
     s/B of the link, fixed cost, s/B of encoder and decoder, and how long sizes take."""
-    for values in ([9.0, 1.0], [alpha, per_byte, 1e-6, 1e-12, 1e-12, alpha]):
+    for values in ([9.0, 1.0], [alpha, per_byte, alpha, 1e-6, 1e-12, 1e-12, 1.0, 1.0, 1.0]):
         inner.zip.reply("allreduce", [torch.tensor(values, dtype=torch.float64)])
 
 

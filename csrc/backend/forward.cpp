@@ -45,12 +45,17 @@ c10d::Backend& ZipBackend::backend_for(at::Device device) {
   if (device.is_cuda()) {
     // setBoundDeviceId is not virtual, so c10d gives the device to us alone.
     if (bound_device_id_ && b->getBoundDeviceId() != bound_device_id_) b->setBoundDeviceId(bound_device_id_);
-    last_cuda_ = device;
   }
   return *b;
 }
 
 WorkPtr ZipBackend::forward(at::Device device, const RawCall& call) {
+  if (device.is_cuda()) last_cuda_ = device;
+  return between_two(device, call);
+}
+
+// As forward(), for what only some ranks of the group do.
+WorkPtr ZipBackend::between_two(at::Device device, const RawCall& call) {
   WorkPtr work = call(backend_for(device));
   if (coalescing_ && device.is_cpu() && work) coalesced_cpu_.push_back(work);
   return work;
@@ -74,15 +79,15 @@ WorkPtr ZipBackend::allgather_coalesced(std::vector<std::vector<at::Tensor>>& ou
 }
 
 WorkPtr ZipBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) {
-  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.send(tensors, dst, tag); });
+  return between_two(device_of(tensors), [&](c10d::Backend& b) { return b.send(tensors, dst, tag); });
 }
 
 WorkPtr ZipBackend::recv(std::vector<at::Tensor>& tensors, int src, int tag) {
-  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.recv(tensors, src, tag); });
+  return between_two(device_of(tensors), [&](c10d::Backend& b) { return b.recv(tensors, src, tag); });
 }
 
 WorkPtr ZipBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
-  return forward(device_of(tensors), [&](c10d::Backend& b) { return b.recvAnysource(tensors, tag); });
+  return between_two(device_of(tensors), [&](c10d::Backend& b) { return b.recvAnysource(tensors, tag); });
 }
 
 // c10d picks a device for a barrier without knowing us: a CPU tensor unless told otherwise. A group that works on CUDA
@@ -90,7 +95,10 @@ WorkPtr ZipBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
 // is set on all or on none.
 WorkPtr ZipBackend::barrier(const c10d::BarrierOptions& opts) {
   bool asked = !opts.device_ids.empty() || (opts.device && opts.device->is_cuda());
-  if (!cuda_ || !(asked || last_cuda_)) return backend_for(at::kCPU).barrier(opts);
+  if (!cuda_ || !(asked || last_cuda_)) {
+    finish_worker();  // gloo's barrier waits for what was begun before it, and some of that is not with gloo yet
+    return backend_for(at::kCPU).barrier(opts);
+  }
   c10d::BarrierOptions on_cuda = opts;
   if (opts.device_ids.empty() && !(opts.device && opts.device->is_cuda())) on_cuda.device = last_cuda_;
   if (bound_device_id_ && cuda_->getBoundDeviceId() != bound_device_id_) cuda_->setBoundDeviceId(bound_device_id_);

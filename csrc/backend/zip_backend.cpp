@@ -5,6 +5,8 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 
+#include <future>
+
 #include "backend/perform.h"
 #include "backend/work.h"
 #include "collectives/error.h"
@@ -49,10 +51,23 @@ void ZipBackend::shutdown() {
   if (stopped_) return;
   stopped_ = true;
   if (worker_) worker_->stop(kShutdownPatience);
+  std::exception_ptr broken;
 #ifdef ZIPCCL_WITH_CUDA
-  frame_checks_->poll();
+  try {
+    frame_checks_->poll();
+  } catch (...) {
+    broken = std::current_exception();
+  }
 #endif
   for (const BackendPtr& b : all_inner()) b->shutdown();
+  if (broken) std::rethrow_exception(broken);
+}
+
+void ZipBackend::finish_worker() {
+  if (!worker_ || stopped_) return;
+  auto done = std::make_shared<std::promise<void>>();
+  worker_->submit([] {}, [done](std::exception_ptr) { done->set_value(); });
+  done->get_future().wait();
 }
 
 void ZipBackend::abort() {
@@ -143,7 +158,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
         Traffic traffic;
         Stopwatch watch;
         if (zips(d.choice)) {
-          place.code = state->code;
+          if (options.choose_code) place.code = state->code;
           traffic = call.zip(place, d.choice);
           state->stats.add_zipped(op_name(call.op), traffic);
         } else {

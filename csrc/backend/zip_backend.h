@@ -166,6 +166,8 @@ class ZipBackend : public c10d::Backend {
 
   c10d::Backend& backend_for(at::Device device);
   WorkPtr forward(at::Device device, const RawCall& call);
+  WorkPtr between_two(at::Device device, const RawCall& call);
+  void finish_worker();  // waits for the calls it was given
   // Backends that are there, each once.
   std::vector<BackendPtr> all_inner() const;
 

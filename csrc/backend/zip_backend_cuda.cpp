@@ -157,11 +157,11 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   WorkPtr work;
   Traffic traffic;
   if (zips(d.choice)) may_wait();
-  if (zips(d.choice) || (d.trial && call.patience.async)) {
+  if (zips(d.choice) || (timed && call.patience.async)) {
     auto guard = state.enter();
     if (timed) state.start(state.stream, call, d);
     if (zips(d.choice)) {
-      place.code = state.code;
+      if (options_.choose_code) place.code = state.code;
       traffic = naming(what, [&] { return call.zip(place, d.choice); });
     } else if (WorkPtr raw = call.raw(*cuda_)) {  // where its time can be taken
       raw->wait();

@@ -171,7 +171,7 @@ std::vector<at::Tensor> exchange(const Place& place, const Tensors& inputs, cons
     const int64_t here = static_size(options, outputs[r]), whole = sizes[next++];
     check_frame_size(whole, options, outputs[r].numel(), r, place.what);
     if (whole < here)
-      throw FrameError(place.what + ": frame from rank " + std::to_string(r) + ": " + status_text(Status::bad_header));
+      throw Error(place.what + ": frame from rank " + std::to_string(r) + ": " + status_text(Status::bad_header));
     receives[r] = received[r].narrow(0, here, whole - here);
     received[r] = received[r].narrow(0, 0, whole);
     traffic->wire_bytes += receives[r].nbytes();

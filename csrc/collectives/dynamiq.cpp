@@ -13,6 +13,8 @@
 namespace zipccl {
 
 namespace {
+constexpr uint64_t kOwnSeed = 0x9e3779b97f4a7c15;  // sets a member's random numbers apart
+
 using Tensors = std::vector<at::Tensor>;
 using Parcels = std::vector<Pairs::Parcel>;
 
@@ -84,6 +86,16 @@ class Agreement {
   Pairs::Exchange exchange_;
 };
 
+// Of a sum of values that were rounded before. Strata shared with those roundings would lean on their errors, which
+// biases the sum; the paper accepts that.
+quantizer::Key key_of_sums(const DynamiqOptions& options, quantizer::Key key) {
+  if (options.widths == quantizer::Widths::paper || !options.correlated) return key;
+  key.seed += kOwnSeed * (options.team.me + 1);
+  key.index = 0;
+  key.of = 1;
+  return key;
+}
+
 // One block on its way through the steps of a topology: one packed part per member, its sink.
 class Block {
  public:
@@ -94,6 +106,7 @@ class Block {
         team_(options.team),
         plan_(plan),
         key_(key),
+        sums_key_(key_of_sums(options, key)),
         values_(std::move(values)),
         part_(std::move(part)),
         reduce_(reduce_steps(options.topology, team_.size(), team_.me)),
@@ -196,6 +209,7 @@ class Block {
     job.key = key_;
     const Tensors& in = arrived_[c];
     if (in.empty()) return job;
+    job.key = sums_key_;
     // One beside the other where one exchange has brought them.
     bool beside = true;
     for (size_t i = 1; i < in.size(); ++i)
@@ -237,7 +251,7 @@ class Block {
   const DynamiqPlace& place_;
   const Team& team_;
   const Plan& plan_;
-  quantizer::Key key_;
+  quantizer::Key key_, sums_key_;
   at::Tensor values_;
   std::function<uint64_t(int)> part_;
   std::vector<HopStep> reduce_, gather_;
@@ -286,7 +300,7 @@ quantizer::Key key_of(const DynamiqOptions& options, const DynamiqKey& key, uint
   k.bucket = bucket;
   k.index = options.correlated ? options.team.me : 0;
   k.of = options.correlated ? options.team.size() : 1;
-  if (!options.correlated) k.seed += 0x9e3779b97f4a7c15ull * (options.team.me + 1);
+  if (!options.correlated) k.seed += kOwnSeed * (options.team.me + 1);
   return k;
 }
 
@@ -304,7 +318,7 @@ void all_reduce_flat(const DynamiqPlace& place, const DynamiqOptions& options, c
   const int n = options.team.size(), steps = steps_of(options);
   const int64_t blocks = blocks_of(options, values.numel(), n);
   if (residual.defined()) {
-    values.add_(residual);
+    values.add_(residual.nan_to_num(0, 0, 0));  // what overflowed once is lost, not carried for ever
     residual.zero_();  // what others keep now stays theirs; this rank's part of it is written below
   }
   Plan plan(shape_of(options, values.numel(), 1, blocks * n), values.device(), place.what);

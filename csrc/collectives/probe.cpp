@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <vector>
 
@@ -56,7 +57,7 @@ double words_seconds(const Place& place) {
 CodecModel codec_rates(Engine& engine, FrameOptions options) {
   // Of other dtypes codes do the same for less: their values are shorter, or parts of complex ones.
   const bool common = options.dtype == DType::f16 || options.dtype == DType::f32 || options.dtype == DType::f64;
-  if (!common) options.dtype = DType::bf16;
+  if (!common || effective_code(options) == Code::raw) options.dtype = DType::bf16;
   CodecModel model;
   const double nothing = fastest(engine, [] {});
   for (int64_t count : {int64_t{1024}, kCodecValues}) {
@@ -88,9 +89,10 @@ std::vector<double> largest(const Place& place, const std::vector<double>& value
   at::Tensor host = at::tensor(values, at::kDouble);
   at::Tensor shared = place.engine.empty(host.numel(), at::kDouble).copy_(host);
   place.messages.all_reduce_max(shared);
-  host.copy_(shared);
-  const double* v = host.const_data_ptr<double>();
-  return {v, v + host.numel()};
+  const std::vector<int64_t> words = place.engine.to_host(shared.view(at::kLong));  // a wait that can end
+  std::vector<double> all(words.size());
+  std::memcpy(all.data(), words.data(), words.size() * sizeof(double));
+  return all;
 }
 
 void measure(const Place& place, const FrameOptions& options, Switcher* switcher, std::optional<Code>* chosen) {

@@ -195,7 +195,7 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
 
   d = settle(op, world, size.shared, mix, allowed, flow, say);
   d.number = number;
-  if (flow.decided && d.choice != flow.current) {
+  if (flow.decided && d.choice != flow.current && flow.interval > kAgreeEvery) {
     flow.interval = kAgreeEvery;
     flow.since = 0;
     flow.explore_at = flow.calls + 2 * kAgreeEvery;
@@ -209,10 +209,12 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
   d.trial = true;
   if (exploring) flow.explore_at = flow.calls + 2 * static_cast<uint64_t>(flow.interval);
   // In turn, from the choice that looks best: the first call is that one, and exploring begins with the next.
-  const int turns = static_cast<int>(trial ? kTrial - flow.trial_left : 1 + flow.explored++ % (kChoiceCount - 1));
-  if (trial && --flow.trial_left == 0) flow.due = true;
   const Choices chosen =
       promising(expected(op, world, size.shared, mix), allowed, trial ? kHopelessInTrial : kHopeless);
+  int others = 0;
+  for (int i = 0; i < kChoiceCount; ++i) others += chosen[i] && i != static_cast<int>(d.choice);
+  const int turns = trial ? kTrial - flow.trial_left : others > 0 ? 1 + static_cast<int>(flow.explored++ % others) : 0;
+  if (trial && --flow.trial_left == 0) flow.due = true;
   int k = static_cast<int>(d.choice);
   for (int turn = 0; turn < turns; ++turn) do
       k = (k + 1) % kChoiceCount;

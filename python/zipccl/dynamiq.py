@@ -42,12 +42,12 @@ class DynamiQState:
             ``"butterfly"``, ``"ring"`` (packed again at every hop), ``"hierarchical"`` (raw inside nodes, packed
             between them), or ``"auto"``: the fastest on the link as measured at the first use, direct in doubt. In a
             single node whose link is fast enough that is a raw sum, with nothing packed.
-        widths: ``"fine"``: 0 to 8 bits per super-group, by rate-distortion. ``"paper"``: 2, 4 or 8 bits by the
+        widths: ``"fine"``: 0 to 12 bits per super-group, by rate-distortion. ``"paper"``: 2, 4 or 8 bits by the
             paper's thresholds, its non-uniform levels and means (sections 3.1 and 3.2).
         seed: of the rounding. The same seed and the same calls give the same bits, on every run and device.
-        node_size: consecutive ranks that share a node; default: ``LOCAL_WORLD_SIZE`` where it divides the group's
-            size and the group spans the whole job. ``"hierarchical"`` needs it.
-        warmup_steps: optimizer steps of the hook that are left uncompressed at first.
+        node_size: consecutive ranks that share a node; default: ``LOCAL_WORLD_SIZE`` (which must then be alike on all
+            ranks) where it divides the group's size and the group spans the whole job. ``"hierarchical"`` needs it.
+        warmup_steps: the hook's first steps (backward passes that synchronise) are left uncompressed.
         exempt_below: the hook sums parameters of fewer elements in fp32, uncompressed.
         exempt_1d: and those of at most one dimension (norms, biases).
         error_feedback: round finished sums to nearest and carry what that loses into the next call with the same
@@ -107,7 +107,10 @@ class DynamiQState:
         self._residuals_of: int | None = None  # rank; None: this one
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs to go on bit for bit; tensors only with ``error_feedback``.
+        """Everything of this state that a resumed run needs; tensors only with ``error_feedback``.
+
+        DDP puts all gradients in one bucket in the first step after it was made, so a resumed run rounds that step
+        otherwise than the run it goes on from.
 
         What error feedback carries belongs to a rank: on another rank it is dropped when the state is loaded.
         """
@@ -120,7 +123,7 @@ class DynamiQState:
             "calls": self.calls,
             "steps": self.steps,
             "rank": rank,
-            "residuals": dict(self._residuals),
+            "residuals": {bucket: kept.clone() for bucket, kept in self._residuals.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -132,7 +135,8 @@ class DynamiQState:
         if state["version"] > _VERSION:
             raise ValueError(f"this state of DynamiQ has version {state['version']}, this zipccl knows {_VERSION}")
         self.seed, self.calls, self.steps = state["seed"], state["calls"], state["steps"]
-        self._residuals, self._residuals_of = dict(state["residuals"]), state["rank"]
+        self._residuals = {bucket: kept.clone() for bucket, kept in state["residuals"].items()}
+        self._residuals_of = state["rank"]
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {**self.__dict__, "group": None}  # process groups cannot be pickled
@@ -264,7 +268,7 @@ def all_reduce(tensor: torch.Tensor, state: DynamiQState, op: Any = dist.ReduceO
     """Sums a tensor over the ranks of ``state.group``, in place.
 
     All ranks get the same bits. A NaN or an infinity spoils the 256 coordinates around it (they come out as NaN), so
-    that loss scalers notice; zeros stay zeros.
+    that loss scalers notice. Super-groups of zeros stay zeros.
 
     Args:
         tensor: float32, bfloat16 or float16, any shape and strides, on the CPU or a GPU. The result is ready with

@@ -21,6 +21,9 @@ except ImportError:  # torch without custom collectives in FSDP2: use() says so
 _LOSSLESS = ("auto", "zip", "raw")
 
 
+_APART = 0x9E3779B97F4A7C15
+
+
 @dataclasses.dataclass
 class Choice:
     """What ``use()`` has set: states to save with a checkpoint, None where nothing is lossy."""
@@ -51,14 +54,15 @@ def use(
         bits: of DynamiQ, per coordinate.
         all_reduce: of gradients between replicas, in HSDP: the same values. None: ``"dynamiq"`` where
             ``reduce_scatter`` is, else as it is.
-        dynamiq: more arguments of ``DynamiQState``: topology, widths, seed, ...
+        dynamiq: more arguments of ``DynamiQState``: topology, widths, seed, correlated, ...
 
     Returns:
         The states in use; ``state_dict()`` of each belongs in checkpoints.
 
     Raises:
-        ValueError: the model has no FSDP2 modules, an unknown value, or ``all_reduce`` without HSDP.
-        RuntimeError: this torch has no custom collectives in FSDP2.
+        ValueError: the model has no FSDP2 modules, an unknown value, ``all_reduce`` without HSDP, or an argument of
+            DDP's hook (warm-up, exemptions, error feedback).
+        RuntimeError: this torch has no custom collectives in FSDP2, or keeps its groups elsewhere.
     """
     modules = [m for m in model.modules() if isinstance(m, FSDPModule)]
     if not modules:
@@ -72,13 +76,19 @@ def use(
     ):
         if value is not None and value not in known:
             raise ValueError(f"{name} must be one of {known}, not {value!r}")
+    ignored = {"warmup_steps", "exempt_below", "exempt_1d", "error_feedback"} & dynamiq.keys()
+    if ignored:
+        raise ValueError(f"{', '.join(sorted(ignored))}: not in FSDP2, which has no buckets to know again")
     replicated = any(_replicas(group) is not None for module in modules for group in _param_groups(module))
     if all_reduce is not None and not replicated:
         raise ValueError("all_reduce is HSDP's: this model has no replicas")
     if all_reduce is None and replicated and reduce_scatter == "dynamiq":
         all_reduce = "dynamiq"
 
+    # The replicas' sums are of values that were rounded already: other random numbers, or the errors would add up.
+    apart = dynamiq | {"seed": (dynamiq.get("seed", 0) + _APART) % 2**63}
     choice = Choice()
+    installed = False
     for module in modules:
         for group in _param_groups(module):
             shards = getattr(group.mesh_info, "shard_process_group", None)
@@ -93,14 +103,17 @@ def use(
                 _lossless_group(shards)
                 module.set_custom_reduce_scatter(_LosslessReduceScatter(reduce_scatter))
             replicas = _replicas(group)
+            installed |= shards is not None or replicas is not None
             if all_reduce is not None and replicas is not None:
                 if all_reduce == "dynamiq":
-                    choice.all_reduce = choice.all_reduce or DynamiQState(replicas, bits, **dynamiq)
+                    choice.all_reduce = choice.all_reduce or DynamiQState(replicas, bits, **apart)
                     _same_group(choice.all_reduce, replicas)
                     _replace_replicas(group, _DynamiqReplicas(choice.all_reduce))
                 else:
                     _lossless_group(replicas)
                     _replace_replicas(group, _LosslessReplicas(replicas, all_reduce))
+    if not installed:
+        raise RuntimeError(f"torch {torch.__version__}: FSDP2 keeps its groups elsewhere than this zipccl knows")
     return choice
 
 
