@@ -91,7 +91,7 @@ def test_speed(tmp_path):
         "dynamiq_speed.py", "--device", "cpu", "--min-bytes", "64K", "--max-bytes", "64K", "--json", str(tmp_path / "a")
     )
     rows = json.loads((tmp_path / "a").read_text())["rows"]
-    assert all(row["ranks_alike"] and 0 <= row["vnmse"] < 0.1 for row in rows)
+    assert all(row["ranks_alike"] and 0 <= row["vnmse"] < 0.2 for row in rows)
     assert {"bf16", "dynamiq 5 bits auto", "fp8 direct"} <= {row["method"] for row in rows}
 
 
