@@ -31,6 +31,8 @@ ENV = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # else streams share queues, and one that is stuck blocks others
 }
+# Sizes travel over gloo where that is measured to be faster, and over NCCL where there is nothing else.
+SIZES_BY = pytest.mark.parametrize("inner", [None, "cuda:nccl"], ids=["sizes by the faster", "sizes by NCCL"])
 
 
 def start(inner=None) -> tuple[torch.device, list[tuple]]:
@@ -94,8 +96,8 @@ def check_outcomes(results, all_notice: bool) -> None:
 # ---- a rank is killed ------------------------------------------------------------------------------------------
 
 
-def survive(rank):
-    where, groups = start()
+def survive(rank, inner):
+    where, groups = start(inner)
 
     def call_on(call, group):
         ends = time.monotonic() + 2 * TIMEOUT
@@ -118,8 +120,9 @@ def survive(rank):
     return at_once(call_on, groups)
 
 
-def test_a_rank_is_killed():
-    check_outcomes(ranks.run(survive, 3, timeout=WALL, env=ENV, killed=(2,)), all_notice=True)
+@SIZES_BY
+def test_a_rank_is_killed(inner):
+    check_outcomes(ranks.run(survive, 3, inner, timeout=WALL, env=ENV, killed=(2,)), all_notice=True)
 
 
 # ---- a rank never comes ----------------------------------------------------------------------------------------
@@ -136,8 +139,7 @@ def wait_in_vain(rank, inner):
     return outcomes
 
 
-# Sizes travel over gloo where that is measured to be faster, and over NCCL where there is nothing else.
-@pytest.mark.parametrize("inner", [None, "cuda:nccl"], ids=["sizes by the faster", "sizes by NCCL"])
+@SIZES_BY
 def test_a_rank_never_comes(inner):
     check_outcomes(ranks.run(wait_in_vain, 3, inner, timeout=WALL, env=ENV), all_notice=True)
 
