@@ -44,11 +44,14 @@ def native() -> ModuleType:
 
 
 class Inner:
-    """A ZipBackend over three recorders: the CPU's, the one for zipped CPU calls, and the GPU's (where asked for)."""
+    """A ZipBackend over three recorders: the CPU's, the one for zipped CPU calls, and the GPU's (where asked for).
 
-    def __init__(self, rank: int = 0, size: int = 2, cuda: bool = False, **options):
+    Without the second one (``zip_cpu=False``) sizes of CUDA calls cannot but travel over the GPU's.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 2, cuda: bool = False, zip_cpu: bool = True, **options):
         make = native().Recorder
-        self.cpu, self.zip = make(rank, size), make(rank, size)
+        self.cpu, self.zip = make(rank, size), make(rank, size) if zip_cpu else None
         self.cuda = make(rank, size) if cuda else None
         options = {"all_gather": "zip"} | options
         self.backend = _C.ZipBackend(rank, size, self.cpu, self.zip, self.cuda, zipccl.Options(**options).native())

@@ -198,6 +198,14 @@ def test_a_barrier_without_a_device_is_the_last_collectives():
     assert list(inner.take_calls()) == ["cuda"]
 
 
+@pytest.mark.cuda
+def test_a_barrier_of_a_group_without_gloo():
+    """As under an attached NCCL group; torch names a CPU tensor's device unless told otherwise."""
+    cuda = native().Recorder(0, 2)
+    _C.ZipBackend(0, 2, None, None, cuda, zipccl.Options().native()).barrier()
+    assert [c.name for c in cuda.take_calls()] == ["barrier"]
+
+
 @pytest.mark.parametrize("name", names(REFUSED))
 def test_refused(name):
     """Whatever the inner backends could do: the recorders say yes to everything."""

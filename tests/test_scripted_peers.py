@@ -95,7 +95,7 @@ def test_a_damaged_frame_names_operation_rank_and_cause(how, cause):
 @DAMAGE
 def test_a_damaged_frame_on_the_gpu(how, cause):
     """Known when the GPU has passed the decoder: with a checksum in wait(), else at the latest in shutdown()."""
-    inner = Inner(cuda=True, checksum=how == "payload")
+    inner = Inner(cuda=True, zip_cpu=False, checksum=how == "payload")
     frames = [frame_of(shard(0), checksum=how == "payload"), damaged(how)]
     inner.cuda.reply("_allgather_base", [torch.tensor([f.numel() for f in frames])])
     inner.cuda.reply("_allgather_base", [pad(frames)])

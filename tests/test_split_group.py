@@ -130,6 +130,23 @@ def test_parts_of_parts():
     ranks.run(check_again_and_again, 4, env=OF_NEW_GROUPS)
 
 
+def check_new_group_of_a_bound_group(rank):
+    """torch asks the default group's backend what new groups may be split from, by methods that only NCCL has."""
+    start()
+    dist.group.WORLD.bound_device_id = torch.device("cuda", 0)
+    assert dist.distributed_c10d._get_split_source(dist.group.WORLD) is None
+    for backend in (None, "gloo"):
+        group = dist.new_group([0, 2], backend=backend)
+        if rank != 1:
+            dist.all_reduce(t := torch.ones(2), group=group)
+            assert t.tolist() == [2, 2]
+    dist.group.WORLD.bound_device_id = None
+
+
+def test_new_group_of_a_bound_group():
+    ranks.run(check_new_group_of_a_bound_group, 3)
+
+
 def check_inherited(rank):
     """A part has its parent's options, those of the moment, and a timeout and a name of its own."""
     start(all_gather="auto", checksum=True)
@@ -208,6 +225,10 @@ def check_cuda(rank, parts, attached):
     new = dist.new_group(parts[0])  # torch has ranks outside call perform_nocolor_split()
     if rank in parts[0]:
         check_collectives(new, sorted(parts[0]), where, zips=False)  # options of its own
+    plain = dist.new_group(parts[0], backend="nccl")
+    if rank in parts[0]:
+        dist.all_reduce(t := torch.ones(2, device=where), group=plain)
+        assert t.tolist() == [len(parts[0])] * 2
     dist.barrier()
     dist.destroy_process_group()
 

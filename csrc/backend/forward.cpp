@@ -1,4 +1,6 @@
 // Calls that go to an inner backend untouched: its semantics, its errors, its Work.
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "backend/zip_backend.h"
 #include "collectives/error.h"
 
@@ -92,17 +94,17 @@ WorkPtr ZipBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
 
 // c10d picks a device for a barrier without knowing us: a CPU tensor unless told otherwise. A group that works on CUDA
 // expects NCCL's barrier, which also waits for the GPU; collectives run in the same order on every rank, so last_cuda_
-// is set on all or on none.
+// is set on all or on none. So does a group that has nothing else.
 WorkPtr ZipBackend::barrier(const c10d::BarrierOptions& opts) {
-  bool asked = !opts.device_ids.empty() || (opts.device && opts.device->is_cuda());
-  if (!cuda_ || !(asked || last_cuda_)) {
+  const bool asked = !opts.device_ids.empty() || (opts.device && opts.device->is_cuda());
+  if (cpu_ && !(cuda_ && (asked || last_cuda_))) {
     finish_worker();  // gloo's barrier waits for what was begun before it, and some of that is not with gloo yet
     return backend_for(at::kCPU).barrier(opts);
   }
+  c10d::Backend& cuda = backend_for(at::kCUDA);
   c10d::BarrierOptions on_cuda = opts;
-  if (opts.device_ids.empty() && !(opts.device && opts.device->is_cuda())) on_cuda.device = last_cuda_;
-  if (bound_device_id_ && cuda_->getBoundDeviceId() != bound_device_id_) cuda_->setBoundDeviceId(bound_device_id_);
-  return cuda_->barrier(on_cuda);
+  if (!asked) on_cuda.device = last_cuda_ ? *last_cuda_ : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
+  return cuda.barrier(on_cuda);
 }
 
 void ZipBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from zipccl import _C
 from zipccl.options import COLLECTIVES, Options, from_pg_options
 
 NAME = "zipccl"
+_torch_split_source = getattr(c10d, "_get_split_source", None)
 _EXIT_PATIENCE_S = 5.0  # for calls in flight when a program ends without destroy_process_group()
 
 
@@ -25,7 +27,20 @@ def register() -> None:
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         _C.set_splitter(_split)
+        if _torch_split_source is not None:
+            c10d._get_split_source = _split_source
         atexit.register(_drain, os.getpid())
+
+
+def _split_source(group: dist.ProcessGroup) -> dist.Backend | None:
+    """What torch may split new NCCL groups from: under attach() what it is without zipccl, else nothing.
+
+    Left to itself, torch puts the ZipBackend into the options of NCCL, which refuses it.
+    """
+    source = _torch_split_source(group)
+    if isinstance(source, _C.ZipBackend):
+        return None if NAME in c10d._world.pg_map[group][0] else source.inner("cuda")
+    return source
 
 
 def _drain(pid: int) -> None:
