@@ -1,6 +1,7 @@
 """The link model, the switcher, and the counters of a group."""
 
 import random
+import re
 
 import pytest
 from zipccl import _C
@@ -45,6 +46,9 @@ def test_small_calls_stay_raw(op):
     first = choices.index("zip")
     assert 0 < first < 30
     assert choices == ["raw"] * first + ["zip"] * (40 - first)
+    for k, pays in [(first - 2, False), (first + 2, True)]:  # what the reason says agrees with the choice
+        link, below = map(float, re.findall(r"([\d.]+) GB/s", explain(switcher(), 2, 1 << k, op).reason))
+        assert (link < below) == pays
 
 
 @pytest.mark.parametrize("op", OPS)

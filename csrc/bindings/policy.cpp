@@ -113,7 +113,7 @@ void bind_policy(py::module_& m) {
   m.def(
       "break_even",
       [](const std::string& op, double encode, double decode, int world, double ratio) {
-        return break_even({0, encode, decode}, shape_of(parse_op(op), world, 1.0), ratio);
+        return break_even({0, 0, 0}, {0, encode, decode}, shape_of(parse_op(op), world, 1.0), ratio);
       },
       py::arg("op"), py::arg("encode"), py::arg("decode"), py::arg("world"), py::arg("ratio"));
   m.def(

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace zipccl {
 
@@ -83,9 +84,11 @@ inline bool dense_pays(const LinkModel& link, const CodecModel& fast, const Code
   return zip_seconds(link, dense, s, kDenseRatio) < zip_seconds(link, fast, s, kFastRatio);
 }
 
-// Link rate below which large zipped calls win.
-inline double break_even(const CodecModel& codec, const Shape& s, double ratio) {
-  return (1 - ratio) * s.received / (s.encoded / codec.encode_bytes_per_s + s.decoded / codec.decode_bytes_per_s);
+// Link rate below which a zipped call of that shape wins; `latencies`: of the link, whose own rate does not count.
+inline double break_even(const LinkModel& latencies, const CodecModel& codec, const Shape& s, double ratio) {
+  LinkModel no_bytes = latencies;
+  no_bytes.bytes_per_s = std::numeric_limits<double>::infinity();
+  return (1 - ratio) * s.received / (zip_seconds(no_bytes, codec, s, ratio) - raw_seconds(no_bytes, s));
 }
 
 }  // namespace zipccl

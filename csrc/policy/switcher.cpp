@@ -145,14 +145,15 @@ Decision Switcher::settle(Op op, int world, bool shared, const Mix& mix, const C
     return "";
   };
   double bytes = 0;
-  for (const Part& part : mix) bytes += part.bytes;
+  int calls = 0;
+  for (const Part& part : mix) bytes += part.bytes, calls += part.calls;
   char text[320];
-  const Shape s = shape_of(op, world, bytes);
+  const Shape s = shape_of(op, world, bytes / std::max(calls, 1));
   std::snprintf(text, sizeof text,
                 "%sraw %.3f ms%s, zip %.3f ms%s expected; link measured at %.3f GB/s, %.3f of the bytes travel, zip "
-                "pays below %.3f GB/s",
+                "of this size pays below %.3f GB/s",
                 shared ? "" : "as for the calls before: ", d.raw_seconds * 1e3, timed(Choice::raw), d.zip_seconds * 1e3,
-                timed(zip), link_.bytes_per_s / 1e9, ratio(op), break_even(codec_, s, ratio(op)) / 1e9);
+                timed(zip), link_.bytes_per_s / 1e9, ratio(op), break_even(link_, codec_, s, ratio(op)) / 1e9);
   d.reason = text;
   return d;
 }
