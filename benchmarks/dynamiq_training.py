@@ -30,7 +30,8 @@ from torch.func import functional_call, grad_and_value, vmap
 import corpus  # isort: skip  (of the examples; harness has made them importable)
 from gpt import GPT  # isort: skip
 
-EVALUATE_EVERY = 50
+EVALUATE_EVERY = 100
+HELD_OUT_ROWS = 1024  # fewer, and their choice would matter more than the method
 RAMP = 50  # steps to the full learning rate; then a cosine to a tenth of it
 
 
@@ -133,7 +134,7 @@ def train(args: argparse.Namespace, name: str, seed: int, text: torch.Tensor, he
         return functional_call(model, dict(zip(names, values, strict=True)), (tokens,))
 
     gradients_of = vmap(grad_and_value(loss_of), in_dims=(None, 0))
-    evaluation = corpus.batch(held_out, 64, args.context, seed=1, step=0, rank=0).to(device)
+    evaluation = corpus.batch(held_out, HELD_OUT_ROWS, args.context, seed=1, step=0, rank=0).to(device)
     losses, evaluated, spent, computing = [], [], 0.0, []
     start = time.perf_counter()
     for step in range(args.steps):

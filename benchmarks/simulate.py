@@ -63,6 +63,8 @@ def dynamiq(
     q = _C.quantizer
     first = own(0)
     chunks = chunks or n
+    if widths == "fine" and n <= 4:  # statistics go to everybody at once, for which codes leave room (dynamiq.cpp)
+        bits = max(1.0, bits - 0.03125 * (n / 2 - 1))
     shape = q.Shape(first.numel(), 1, chunks, widths, bits)
     stats = None
     for worker in range(n):

@@ -270,28 +270,41 @@ def permuted(index, of, p):
 
 
 def hash_words(a, b, i):
+    """Two words for each i."""
     x = (np.uint64(a) + np.asarray(i, np.uint64) * np.uint64(0x9E3779B9)) & np.uint64(NONE)
-    x = (x ^ x >> np.uint64(16)) * np.uint64(0x7FEB352D) & np.uint64(NONE)
-    x = (x ^ x >> np.uint64(15) ^ np.uint64(b)) * np.uint64(0x846CA68B) & np.uint64(NONE)
-    return (x ^ x >> np.uint64(16)).astype(np.uint32)
+    product = x * np.uint64(0xD2511F53)
+    mixed = (product ^ product >> np.uint64(32) ^ np.uint64(b)) & np.uint64(NONE)
+    return tuple((mixed * np.uint64(factor)).astype(np.uint32) for factor in (0x846CA68B, 0x9E3779B1))
 
 
-def offsets(key, super_group):
+def fma(a, b, c):
+    """a * b + c of fp32, rounded once: the sum, rounded to odd in fp64, keeps what decides the rounding to fp32."""
+    product, c = a.astype(np.float64) * b.astype(np.float64), np.asarray(c, np.float64)
+    total = product + c
+    back = total - product
+    lost = (product - (total - back)) + (c - back)
+    even = (np.asarray(total).view(np.uint64) & np.uint64(1)) == 0
+    away = np.where((lost > 0) == (total >= 0), np.inf, 0) * np.where(total < 0, -1, 1)
+    odd = np.where((lost != 0) & even, np.nextafter(total, away), total)
+    return odd.astype(F)
+
+
+def offsets(key, super_group, middle=0):
     """w of the 256 coordinates."""
+    middle = F(middle)
     if key.nearest:
-        return np.zeros(256, F)
+        return np.full(256, middle)
     h, p = key.own(super_group), key.shared(super_group)
     spread = F(1 - 2**-15)
     scale = F(1) / F(key.of) * spread
     shift = F(permuted(key.index, key.of, p)) * scale - (scale + spread / F(2))
-    word = hash_words(h[0], h[1], np.arange(128)).reshape(32, 4)
-    share = np.empty((32, 8), F)
-    share[:, :4] = from_bits(np.uint32(0x3F800000) | word >> np.uint32(9))
-    share[:, 4:] = from_bits(np.uint32(0x3F800000) | (word << np.uint32(7) & np.uint32(0x7FFFFF)))
-    w = (share * scale + shift).reshape(256)
-    c = np.arange(256)
-    flipped = hash_words(p[0], p[1], c // 32) >> (c % 32).astype(np.uint32) & np.uint32(1)
-    return np.where(flipped, -w, w)
+    words = hash_words(h[0], h[1], np.arange(64))
+    upper = [np.uint32(0x3F800000) | word >> np.uint32(9) for word in words]
+    lower = [np.uint32(0x3F800000) | (word << np.uint32(7) & np.uint32(0x7FFFFF)) for word in words]
+    share = from_bits(np.stack(upper + lower, 1)).reshape(256)
+    signs = int(hash_words(p[0], p[1], 0)[0])
+    sign = np.array([-1 if (signs >> c // 8 ^ c) & 1 else 1 for c in range(256)], F)
+    return fma(share, sign * scale, sign * shift + middle)
 
 
 # ---- [6] fine ---------------------------------------------------------------------------------------------------
@@ -327,25 +340,25 @@ def encode_fine(v, b, w):
     inverse = INVERSE[u >> 21 & 3] * from_bits((np.uint32(255) - (u >> 23)) << 23)
     inverse = np.where(half == 0, F(0), inverse * F(2.0 ** (b - 3 if b > 1 else -3)))
     inverse = np.where(reversed_, -inverse, inverse).astype(F)
-    y = (v.reshape(16, 16) * inverse[:, None]).reshape(256)
+    inverse = np.repeat(inverse, 16)
     if b == 1:
-        return np.rint(y + (w + F(0.5))).astype(np.int64), scale, reversed_, exponent
+        return np.rint(fma(v, inverse, w)).astype(np.int64), scale, reversed_, exponent
     L = 1 << (b - 1)
     w = np.where(np.repeat(reversed_, 16), -w, w)
-    return np.minimum(np.rint(y + w).astype(np.int64) + L, 2 * L - 1), scale, reversed_, exponent
+    return np.minimum(np.rint(fma(v, inverse, w)).astype(np.int64) + L, 2 * L - 1), scale, reversed_, exponent
 
 
-def decode_fine(code, scale, reversed_, exponent, b):
+def add_fine(y, code, scale, reversed_, exponent, b):
     if exponent == 255:
         return np.full(256, np.nan, F)
     if b == 0:
-        return np.zeros(256, F)
+        return y + F(0)
     half = half_of(scale, exponent)
     if b == 1:
         S = np.repeat(F(2) * half, 16)
-        return np.where(code == 1, S, F(0) - S)
+        return y + np.where(code == 1, S, -S)
     D = half * F(2.0 ** (2 - b))
-    return (code - (1 << (b - 1))).astype(F) * np.repeat(np.where(reversed_, -D, D), 16)
+    return fma((code - (1 << (b - 1))).astype(F), np.repeat(np.where(reversed_, -D, D), 16), y)
 
 
 # ---- [7] paper --------------------------------------------------------------------------------------------------
@@ -371,7 +384,7 @@ def encode_paper(v, b, w, key, super_group):
     inverse_sf = F(0) if up in (0, 0x7FC0) else F(255) / from_bf16(up)
     m = np.abs(v).reshape(16, 16).max(1)
     h = key.own(super_group)
-    u = F(0.5) if key.nearest else (hash_words(h[2], h[3], np.arange(16)) >> np.uint32(16)).astype(F) * F(2.0**-16)
+    u = F(0.5) if key.nearest else (hash_words(h[2], h[3], np.arange(16))[0] >> np.uint32(16)).astype(F) * F(2.0**-16)
     small = m < F(2.0**-100)
     scale = np.where(small, 0, np.floor(np.minimum(m * inverse_sf, F(255)) + u)).astype(np.int64)
     inverse = np.where(small, F(0), F(1) / np.where(small, F(1), m)).astype(F)
@@ -408,7 +421,7 @@ def pack(shape, plan, part, values, key):
     with np.errstate(all="ignore"):
         for s, b in enumerate(plan.widths(part // shape.parts)):
             super_group = int(plan.order[part, s])
-            w = offsets(key, super_group)
+            w = offsets(key, super_group, 0.5 if shape.widths == "fine" and b == 1 else 0)
             if shape.widths == "fine":
                 code, *scale = encode_fine(values[s], b, w)
             else:
@@ -419,9 +432,10 @@ def pack(shape, plan, part, values, key):
     return np.frombuffer(packed.ljust(shape.part_bytes, b"\0"), np.uint8)
 
 
-def unpack(shape, plan, part, packed):
-    """fp32 [slots, 256]."""
+def unpack(shape, plan, part, packed, y=None):
+    """y and the part's values, fp32 [slots, 256]."""
     packed = np.asarray(packed, np.uint8)
+    y = np.zeros((shape.slots, 256), F) if y is None else y
     out, at, end, slots = [], 0, 32 * shape.units, shape.slots
     data = packed.tobytes()
     with np.errstate(all="ignore"):
@@ -433,11 +447,11 @@ def unpack(shape, plan, part, packed):
                 scale = np.stack([nibbles & 15, nibbles >> 4], 1).reshape(16)
                 d = end + 8 * slots + 2 * s
                 signs = np.array([int.from_bytes(data[d : d + 2], "little") >> g & 1 for g in range(16)], bool)
-                out.append(decode_fine(code, scale, signs, int(packed[end + 10 * slots + s]), b))
+                out.append(add_fine(y[s], code, scale, signs, int(packed[end + 10 * slots + s]), b))
             else:
                 scale = packed[end + 16 * s : end + 16 * s + 16].astype(np.int64)
                 d = end + 16 * slots + 2 * s
-                out.append(decode_paper(code, scale, int.from_bytes(data[d : d + 2], "little"), b))
+                out.append(y[s] + decode_paper(code, scale, int.from_bytes(data[d : d + 2], "little"), b))
     return np.array(out, F)
 
 
@@ -457,7 +471,7 @@ def combine(shape, plan, part, x=None, x_means=0, packed=(), scale=1.0):
         if x is not None and x_means:
             y = y - F(x_means) * mean
         for data in packed:
-            y = y + unpack(shape, plan, part, data)
+            y = unpack(shape, plan, part, data, y)
         y = y * F(scale)
     y[np.arange(256) >= n[:, None]] = 0
     return y

@@ -202,11 +202,11 @@ def test_reduce_scatter():
             assert stats["packed_calls"] == (3 if world == 1 or count > 2048 else 0)
 
 
-def fed_back(rank, error_feedback):
+def fed_back(rank, error_feedback, dtype=torch.float32):
     """Mean of many calls with one input."""
     ranks.init("gloo")
     n = dist.get_world_size()
-    rows = rows_of(20_000, n)
+    rows = [row.to(dtype) for row in rows_of(20_000, n)]
     state = zipccl.DynamiQState(topology="direct", bits=3.0, error_feedback=error_feedback)
     total = torch.zeros(20_000, dtype=torch.float64)
     first = None
@@ -257,6 +257,12 @@ def test_error_feedback_makes_up_for_what_was_lost():
     assert fed[0][1] < fed[0][0] / 4  # and it comes back
 
 
+def test_error_feedback_makes_up_for_the_rounding_to_bf16():
+    fed = ranks.run(fed_back, 3, True, torch.bfloat16)
+    assert all(same_bits(r[2], fed[0][2]) for r in fed)
+    assert fed[0][1] < 2e-4  # of 20 calls together; a sum rounded to bf16 errs by 1.6e-3
+
+
 def measured(rank):
     ranks.init("gloo")
     state = zipccl.DynamiQState(topology="auto", node_size=2)
@@ -304,6 +310,20 @@ def wrong_nodes(rank):
         zipccl.dynamiq.all_reduce(torch.ones(5), zipccl.DynamiQState(topology="hierarchical", node_size=2))
     with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE"):
         zipccl.dynamiq.all_reduce(torch.ones(5), zipccl.DynamiQState(topology="hierarchical"))
+
+
+def other_node_sizes(rank):
+    os.environ["LOCAL_WORLD_SIZE"] = "2" if rank < 2 else "1"
+    ranks.init("gloo")
+    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE is 2 on rank 0, and not on ranks 2, 3:"):
+        zipccl.dynamiq.all_reduce(torch.ones(5), zipccl.DynamiQState(topology="hierarchical"))
+    x = zipccl.dynamiq.all_reduce(torch.ones(40_000), zipccl.DynamiQState(topology="auto"))
+    given = zipccl.dynamiq.all_reduce(torch.ones(40_000), zipccl.DynamiQState(topology="hierarchical", node_size=2))
+    return float((x - 4).abs().max()), float((given - 4).abs().max())
+
+
+def test_node_sizes_that_differ():
+    assert all(max(errors) < 0.2 for errors in ranks.run(other_node_sizes, 4))
 
 
 def test_node_sizes_that_do_not_fit():

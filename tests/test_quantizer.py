@@ -405,16 +405,47 @@ def test_a_sum_that_overflows(device):
     assert not out.isfinite().any()
 
 
-def test_zeros_stay_zeros(device):
+def with_zeros() -> torch.Tensor:
+    """A super-group of zeros, groups of zeros, and zeros here and there."""
     x = spread(17, 8 * 256)
-    x[torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.3] = 0
     x[256:512] = 0
-    b = Bucket(x, device, bits=4.0)
+    x[512 + 32 : 512 + 48] = -0.0
+    x[1024 : 1024 + 240] = 0
+    x[1300:][torch.rand(len(x) - 1300, generator=torch.Generator().manual_seed(1)) < 0.3] = 0
+    return x
+
+
+@pytest.mark.parametrize("bits", [1.0, 2.0, 3.0, 4.0, 5.0, 8.5])
+def test_zeros_stay_zeros(device, bits):
+    """Fine widths: every zero with two bits or more, with one bit those of whole groups; in sums of sums, too."""
+    x = with_zeros()
+    b = Bucket(x, device, bits=bits)
+    width = torch.zeros(8, dtype=torch.int64)
+    for order in b.ref_plan.order:
+        for slot_width, super_group in zip(b.ref_plan.widths(0), order, strict=True):
+            if super_group != ref.NONE:
+                width[super_group] = slot_width
+    zero = x == 0
+    whole = zero.view(-1, 16).all(1).repeat_interleave(16)
+    exact = whole | (zero & (width.repeat_interleave(256) > 1))
+    assert exact.sum() > 500 and (bits < 3.5 or (exact == zero).all())
+    assert bits > 3.5 or (width == 1).any()
     for seed in range(5):
-        out = b.unpack(b.pack(ref.Key(seed=seed))).cpu()
-        assert not integers(out)[x.numpy() == 0].any()
-    b = Bucket(torch.zeros(1000), device, widths="paper")
-    assert not integers(b.unpack(b.pack(ref.Key(), x_means=1), out_means=4)).any()
+        packed = b.pack(ref.Key(seed=seed, of=2))
+        out = b.unpack(packed).cpu()
+        assert not integers(out)[exact.numpy()].any()
+        Q.combine(
+            b.shape, b.plan, x=b.on_device, packed=packed, packed_out=packed,
+            **key_arguments(ref.Key(seed=seed, index=1, of=2)),
+        )  # fmt: skip
+        assert not integers(b.unpack(packed))[exact.numpy()].any()
+
+
+def test_super_groups_of_zeros_stay_zeros_in_the_papers_mode(device):
+    x = with_zeros()
+    for values, zeros in ((x, slice(256, 512)), (torch.zeros(1000), slice(None))):
+        b = Bucket(values, device, widths="paper", ranks=4)
+        assert not integers(b.unpack(b.pack(ref.Key(), x_means=1), out_means=4).cpu()[zeros]).any()
 
 
 def test_one_huge_value(device):

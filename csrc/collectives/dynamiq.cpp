@@ -29,12 +29,19 @@ Range part_of(int64_t count, int n, int i, int64_t align) {
   return {at(i), at(i + 1) - at(i)};
 }
 
-// Agrees on a plan: statistics are reduced by members a slice each, then gathered. Three stages, so that it can run
-// beside other things.
+// So few members send each other all their statistics, in one exchange in place of two: on a fast link an exchange
+// costs more than the bytes. These are taken from what the codes may use, see shape_of().
+constexpr int kStatisticsAtOnce = 4;
+bool statistics_at_once(const DynamiqOptions& options) {
+  return options.team.size() <= kStatisticsAtOnce && options.widths == quantizer::Widths::fine;
+}
+
+// Agrees on a plan: statistics are reduced by members a slice each, then gathered; or by each member alone. Three
+// stages, so that it can run beside other things.
 class Agreement {
  public:
-  Agreement(const DynamiqPlace& place, const Team& team, Plan* plan, Traffic* traffic)
-      : place_(place), team_(team), plan_(*plan), traffic_(*traffic) {}
+  Agreement(const DynamiqPlace& place, const DynamiqOptions& options, Plan* plan, Traffic* traffic)
+      : place_(place), team_(options.team), at_once_(statistics_at_once(options)), plan_(*plan), traffic_(*traffic) {}
 
   void measure(const at::Tensor& bucket) {
     stats_ = plan_.statistics(place_.engine, bucket);
@@ -54,6 +61,7 @@ class Agreement {
     exchange_.wait();
     at::Tensor own = slice(team_.me);
     if (own.numel() > 0) own.copy_(plan_.stats_maximum() ? all_.amax(0) : all_.sum(0), /*non_blocking=*/true);
+    if (at_once_) return place_.pairs.skip();
     Parcels sends, receives;
     for (int i = 0; i < team_.size(); ++i) {
       if (i == team_.me) continue;
@@ -69,7 +77,9 @@ class Agreement {
   }
 
  private:
+  // What member i reduces.
   at::Tensor slice(int i) const {
+    if (at_once_) return stats_;
     const Range r = part_of(stats_.numel(), team_.size(), i, 16);
     return stats_.narrow(0, r.begin, r.count);
   }
@@ -80,6 +90,7 @@ class Agreement {
 
   const DynamiqPlace& place_;
   const Team& team_;
+  const bool at_once_;
   Plan& plan_;
   Traffic& traffic_;
   at::Tensor stats_, all_;
@@ -289,6 +300,9 @@ quantizer::Shape shape_of(const DynamiqOptions& options, int64_t count, int doma
   shape.parts = static_cast<uint32_t>(parts);
   shape.widths = options.widths;
   shape.bits = options.bits;
+  // 8 bits per super-group are counted. In two exchanges each member receives 2 (n - 1) / n times that, n - 1 at once.
+  if (statistics_at_once(options))
+    shape.bits = std::max(1.0f, options.bits - 0.03125f * (static_cast<float>(options.team.size()) / 2 - 1));
   return shape;
 }
 
@@ -317,12 +331,8 @@ void all_reduce_flat(const DynamiqPlace& place, const DynamiqOptions& options, c
                      float scale, at::Tensor residual, Traffic* traffic) {
   const int n = options.team.size(), steps = steps_of(options);
   const int64_t blocks = blocks_of(options, values.numel(), n);
-  if (residual.defined()) {
-    values.add_(residual.nan_to_num(0, 0, 0));  // what overflowed once is lost, not carried for ever
-    residual.zero_();  // what others keep now stays theirs; this rank's part of it is written below
-  }
   Plan plan(shape_of(options, values.numel(), 1, blocks * n), values.device(), place.what);
-  Agreement agreement(place, options.team, &plan, traffic);
+  Agreement agreement(place, options, &plan, traffic);
   agreement.measure(values);
   agreement.reduce();
   agreement.allocate();
@@ -336,6 +346,22 @@ void all_reduce_flat(const DynamiqPlace& place, const DynamiqOptions& options, c
     running[b]->unpack(scale);
     running[b].reset();
   });
+}
+
+// With error feedback: the sums are made in fp32, whatever the dtype, and what rounding them to it loses is carried,
+// too.
+void all_reduce_fed_back(const DynamiqPlace& place, const DynamiqOptions& options, const DynamiqKey& key,
+                         at::Tensor values, float scale, at::Tensor residual, Traffic* traffic) {
+  at::Tensor sums = values.to(at::kFloat);
+  sums.add_(residual.nan_to_num(0, 0, 0));  // what overflowed once is lost, not carried for ever
+  residual.zero_();  // what others keep now stays theirs; this rank's part of it is written while packing
+  all_reduce_flat(place, options, key, sums, scale, residual, traffic);
+  if (values.is_same(sums)) return;
+  values.copy_(sums, /*non_blocking=*/true);
+  if (scale == 0) return;
+  const Range own = part_of(values.numel(), options.team.size(), options.team.me, 1);  // all ranks lose the same
+  auto part = [&](const at::Tensor& t) { return t.narrow(0, own.begin, own.count); };
+  part(residual).add_(part(sums) - part(values), /*alpha=*/1 / scale);
 }
 
 // A block whose sums inside the node are raw: an exchange of raw shares before the packed ones, and one after them. It
@@ -359,7 +385,7 @@ class NodeBlock {
       if (!outside) return steps > 0 ? place_.pairs.skip() : void();
       plan_ = std::make_unique<Plan>(shape_of(options_, sum_.numel(), 1, options_.team.size()), values_.device(),
                                      place_.what);
-      agreement_ = std::make_unique<Agreement>(place_, options_.team, plan_.get(), &traffic_);
+      agreement_ = std::make_unique<Agreement>(place_, options_, plan_.get(), &traffic_);
       return agreement_->measure(sum_);
     }
     if (s == last - 1) {
@@ -470,8 +496,10 @@ Traffic dynamiq_all_reduce(const DynamiqPlace& place, const DynamiqOptions& opti
   if (values.numel() == 0) return traffic;
   if (options.node.size() > 1)
     all_reduce_by_node(place, options, key, values, scale, &traffic);
+  else if (residual.defined())
+    all_reduce_fed_back(place, options, key, values, scale, residual, &traffic);
   else
-    all_reduce_flat(place, options, key, values, scale, residual, &traffic);
+    all_reduce_flat(place, options, key, values, scale, {}, &traffic);
   return traffic;
 }
 
@@ -491,7 +519,7 @@ Traffic dynamiq_reduce_scatter(const DynamiqPlace& place, const DynamiqOptions& 
   const int64_t blocks = blocks_of(options, values.numel(), n);
   const int steps = steps_of(options);
   Plan plan(shape_of(options, values.numel(), n, blocks), values.device(), place.what);
-  Agreement agreement(place, options.team, &plan, &traffic);
+  Agreement agreement(place, options, &plan, &traffic);
   agreement.measure(values);
   agreement.reduce();
   agreement.allocate();

@@ -51,7 +51,8 @@ struct DynamiqKey {
 
 // values: fp32, bf16 or fp16, 1-D, contiguous; becomes scale x the sum over all ranks, in place.
 // residual: undefined, or fp32 of the same size: error feedback for the second half. It is added to the values, and
-// becomes what this rank has lost in packing finished sums. No node then.
+// becomes what this rank has lost in packing finished sums and its share of what all lose in rounding them to the
+// values' dtype. No node then.
 Traffic dynamiq_all_reduce(const DynamiqPlace& place, const DynamiqOptions& options, const DynamiqKey& key,
                            at::Tensor values, float scale, at::Tensor residual = {});
 

@@ -1,5 +1,6 @@
-// fp32 arithmetic that gives the same bits everywhere: every step rounded to nearest even, denormals kept, no fused
-// multiply-add. Host files are compiled with -ffp-contract=off; on the device contraction is avoided by intrinsics.
+// fp32 arithmetic that gives the same bits everywhere: every step rounded to nearest even, denormals kept, fused where
+// mul_add() says so and nowhere else. Host files are compiled with -ffp-contract=off; on the device contraction is
+// avoided by intrinsics.
 #pragma once
 
 #include "format/float16.h"
@@ -12,11 +13,13 @@ __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b);
 __device__ __forceinline__ float sub(float a, float b) { return __fsub_rn(a, b); }
 __device__ __forceinline__ float mul(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ float div(float a, float b) { return __fdiv_rn(a, b); }
+__device__ __forceinline__ float mul_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 #else
 ZIPCCL_HD float add(float a, float b) { return a + b; }
 ZIPCCL_HD float sub(float a, float b) { return a - b; }
 ZIPCCL_HD float mul(float a, float b) { return a * b; }
 ZIPCCL_HD float div(float a, float b) { return a / b; }
+ZIPCCL_HD float mul_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }  // rounded once
 #endif
 
 // Rounds |v| < 2^22 to the nearest integer, ties to even: adding 1.5 * 2^23 leaves it in the low mantissa bits.

@@ -79,8 +79,7 @@ Status combine(const Shape& shape, const void* plan, const Combine& job) {
       for (uint32_t i = 0; i < job.packed.n; ++i) {
         if (i == job.packed.skip) continue;
         kernels.unpack(shape.widths, l, slot,
-                       static_cast<const uint8_t*>(job.packed.data) + i * job.packed.stride + k * l.part_bytes, d);
-        add_to(y, d, kSuperGroup);
+                       static_cast<const uint8_t*>(job.packed.data) + i * job.packed.stride + k * l.part_bytes, y);
       }
       for (uint32_t i = 0; i < kSuperGroup; ++i) y[i] = mul(y[i], job.scale);
       std::fill(y + n, y + kSuperGroup, 0.0f);
@@ -94,6 +93,7 @@ Status combine(const Shape& shape, const void* plan, const Combine& job) {
         if (residual != nullptr) add_to(y, residual, n);
         kernels.pack(shape.widths, l, slot, draw_of(rounds, super_group), y, packed_out);
         if (residual != nullptr) {
+          std::fill(d, d + kSuperGroup, 0.0f);
           kernels.unpack(shape.widths, l, slot, packed_out, d);
           for (uint64_t i = 0; i < n; ++i) residual[i] = canonical(sub(y[i], d[i]));
         }

@@ -6,6 +6,8 @@
 //                 keys, which go to shared memory; then the warp does the slots one by one. Slots of a part are sorted
 //                 by width, so that warps seldom change the width they are compiled for.
 // Bytes moved     per coordinate: each plain input and output once (2 or 4), each packed one once (bits / 8)
+#include <algorithm>
+
 #include "quantizer/arguments.h"
 #include "quantizer/launch.cuh"
 #include "quantizer/paper_device.cuh"
@@ -16,6 +18,7 @@ namespace cuda {
 namespace {
 
 constexpr uint32_t kThreads = 256;
+constexpr uint32_t kPackBlocks = 4, kUnpackBlocks = 6;  // on a multiprocessor at a time
 constexpr uint32_t kWarps = kThreads / kWarp;
 
 struct Launch {
@@ -24,7 +27,7 @@ struct Launch {
   Plan plan;
   uint32_t parts;  // of a domain
   uint64_t part;   // first of the run
-  uint64_t slots;  // of the run
+  uint32_t slots;  // of the run
   uint32_t batch;  // slots per warp, at most 32
   Values x, out;
   bool has_x;
@@ -47,13 +50,18 @@ struct alignas(16) Task {
   uint32_t slot;
   uint16_t n;  // coordinates
   uint8_t width;
-  uint8_t clear;               // units of the part that this slot's warp clears, and kClearPadding
-  uint32_t own[4], shared[2];  // random words
-  float shift;                 // of the stratum
+  uint8_t clear;    // units of the part that this slot's warp clears, and kClearPadding
+  uint32_t own[2];  // random words
   union {
-    float mean;         // paper
-    uint32_t clear_at;  // fine; in units
+    FineWidth of;
+    struct {
+      uint32_t own[2];  // of scales
+      float mean;
+    } paper;
   };
+  uint32_t clear_at;  // in units
+  float shift;        // of the stratum
+  uint32_t signs;     // bit l: of lane l's offsets
 };
 constexpr uint8_t kClearPadding = 0x80;  // the bytes behind the scales, too
 static_assert(sizeof(Task) == 64, "four loads");
@@ -64,14 +72,19 @@ __device__ __forceinline__ uint64_t place_in(const Values& v, uint64_t in_run, u
   return at * (v.dtype == DType::f32 ? 4 : 2);
 }
 
+// Plain input: none, of one dtype, of one of the two 16-bit dtypes, or any of these.
+enum class X { none, f32, half, any };
+
 // in_run: the slot's number in the run.
 template <Widths kWidths, bool kPack>
-__device__ __forceinline__ Task task_of(const Launch& p, uint64_t in_run) {
+__device__ __forceinline__ Task task_of(const Launch& p, uint32_t in_run) {
   const Layout& l = p.layout;
   Task t = {};
-  const uint64_t part_in_run = in_run / l.slots, part = p.part + part_in_run, domain = part / p.parts;
-  t.part = static_cast<uint32_t>(part_in_run * (l.part_bytes / kFrameAlign));
-  t.slot = static_cast<uint32_t>(in_run % l.slots);
+  const uint32_t slots = static_cast<uint32_t>(l.slots), part_in_run = in_run / slots;
+  const uint64_t part = p.part + part_in_run;
+  const uint32_t domain = static_cast<uint32_t>(part) / p.parts;  // parts are fewer than slots
+  t.part = part_in_run * static_cast<uint32_t>(l.part_bytes / kFrameAlign);
+  t.slot = in_run - part_in_run * slots;
   const Rows& rows = p.plan.rows[domain];
   t.width = static_cast<uint8_t>(width_of(rows, t.slot));
   t.codes = static_cast<uint32_t>(codes_at(rows, t.slot));
@@ -81,25 +94,30 @@ __device__ __forceinline__ Task task_of(const Launch& p, uint64_t in_run) {
     const Span span = span_of(l, domain, super_group);
     begin = span.begin;
     t.n = static_cast<uint16_t>(span.end - span.begin);
-    if (kWidths == Widths::paper) t.mean = p.plan.means[super_group];
+    if (kWidths == Widths::paper) t.paper.mean = p.plan.means[super_group];
   }
   t.x_at = place_in(p.x, in_run, begin);
   t.out_at = kPack ? (begin - p.residual_first) * sizeof(float) : place_in(p.out, in_run, begin);
   if (kPack) {
     const Words4 own = super_group_words(p.rounds.own, super_group);
     const Words4 shared = super_group_words(p.rounds.shared, super_group);
-    for (int k = 0; k < 4; ++k) t.own[k] = own.w[k];
-    t.shared[0] = shared.w[0];
-    t.shared[1] = shared.w[1];
-    if (p.rounds.nearest == 0) t.shift = make_stratum(permuted(p.rounds.index, p.rounds.of, shared), p.rounds.of).shift;
+    for (int k = 0; k < 2; ++k) t.own[k] = own.w[k];
+    if (kWidths == Widths::fine)
+      t.of = {reach(t.width), inverse_factor(t.width), t.width};
+    else
+      for (int k = 0; k < 2; ++k) t.paper.own[k] = own.w[2 + k];
+    t.signs = signs_of(shared);
+    if (p.rounds.nearest == 0)
+      t.shift = make_stratum(permuted(p.rounds.index, p.rounds.of, shared), p.stratum_scale).shift;
     // A part's unused units are cleared by all its slots; with paper widths, where they are few, by the last one.
-    uint64_t used = 0;
+    uint32_t used = 0;
     for (uint32_t b = 0; b < kMaxWidth; ++b) used += rows.of[b];
-    const uint64_t unused = l.units - used;
+    const uint32_t unused = static_cast<uint32_t>(l.units) - used;
     if (kWidths == Widths::fine) {
-      const uint64_t first = unused * t.slot / l.slots;
-      t.clear = static_cast<uint8_t>(unused * (t.slot + 1) / l.slots - first);  // at most kMaxWidth
-      t.clear_at = static_cast<uint32_t>(used + first);
+      const uint32_t each = (unused + slots - 1) / slots;  // at most kMaxWidth
+      const uint32_t first = min(each * t.slot, unused);
+      t.clear = static_cast<uint8_t>(min(each, unused - first));
+      t.clear_at = used + first;
     }
     if (t.slot + 1 == l.slots) t.clear |= kClearPadding;
   }
@@ -156,18 +174,21 @@ template <Widths kWidths>
 __device__ __forceinline__ void add_packed(const Launch& p, const Task& t, const PaperTables* tables,
                                            const uint8_t* run, uint32_t lane, float (&y)[kLaneValues]) {
   const uint8_t* part = run + uint64_t{t.part} * kFrameAlign;
-  with_width<kWidths>(t.width, [&](auto width) {
-    constexpr uint32_t kWidth = decltype(width)::value;
-    if constexpr (kWidths == Widths::fine) {
-      FineInput<kWidth> input;
-      input.load(p.scales, t.slot, part, part + t.codes, lane);
-      input.add_to(lane, y);
-    } else {
-      PaperInput<kWidth> input;
+  if constexpr (kWidths == Widths::fine) {
+    FineScales scales;
+    scales.load(p.scales, t.slot, part, lane);
+    float level[kLaneValues];
+    with_width<kWidths>(t.width, [&](auto width) { fine_levels<decltype(width)::value>(part + t.codes, lane, level); });
+    const float signed_step = scales.signed_step(t.width, lane);
+#pragma unroll
+    for (uint32_t i = 0; i < kLaneValues; ++i) y[i] = mul_add(level[i], signed_step, y[i]);
+  } else {
+    with_width<kWidths>(t.width, [&](auto width) {
+      PaperInput<decltype(width)::value> input;
       input.load(p.scales, t.slot, part, part + t.codes, lane);
       input.add_to(*tables, y);
-    }
-  });
+    });
+  }
 }
 
 // Zeros in the coordinates that the slot's super-group lacks.
@@ -181,7 +202,7 @@ __device__ __forceinline__ void clear_missing(const Task& t, uint32_t lane, floa
 template <Widths kWidths>
 __device__ __forceinline__ void write_values(const Launch& p, const Task& t, uint32_t lane, float (&y)[kLaneValues]) {
   if (kWidths == Widths::paper && p.out.means != 0) {
-    add_mean(p.out.means, t.mean, false, y);
+    add_mean(p.out.means, t.paper.mean, false, y);
     clear_missing(t, lane, y);
   }
   const uint32_t n = p.out.place == Place::bucket ? t.n : kSuperGroup;
@@ -194,18 +215,18 @@ template <Widths kWidths>
 __device__ __forceinline__ void write_codes(const Launch& p, const Task& t, const PaperTables* tables,
                                             const FineScaleByte& byte, uint32_t lane, float (&y)[kLaneValues]) {
   uint8_t* part = p.packed_out + uint64_t{t.part} * kFrameAlign;
-  const LaneOffsets offsets = {t.own[0],
-                               t.own[1],
-                               {p.stratum_scale, t.shift},
-                               signs_of(t.shared[0], t.shared[1], lane * kLaneValues) >> lane % 4 * kLaneValues};
-  with_width<kWidths>(t.width, [&](auto width) {
-    constexpr uint32_t kWidth = decltype(width)::value;
-    if constexpr (kWidths == Widths::fine)
-      fine_pack<kWidth>(byte, t.slot, part, part + t.codes, lane, offsets, y);
-    else
-      paper_pack<kWidth>(p.scales, t.slot, part, part + t.codes, lane, offsets, t.own[2], t.own[3],
-                         p.rounds.nearest != 0, *tables, y);
-  });
+  const Stratum stratum = with_sign({p.stratum_scale, t.shift}, (t.signs >> lane & 1) != 0);
+  const LaneOffsets offsets = {t.own[0], t.own[1], stratum};
+  if constexpr (kWidths == Widths::fine) {
+    uint32_t raw[kLaneValues];
+    fine_pack(byte, t.slot, part, t.of, lane, offsets, y, raw);
+    with_width<kWidths>(t.width, [&](auto width) { fine_put<decltype(width)::value>(raw, part + t.codes, lane); });
+  } else {
+    with_width<kWidths>(t.width, [&](auto width) {
+      paper_pack<decltype(width)::value>(p.scales, t.slot, part, part + t.codes, lane, offsets, t.paper.own[0],
+                                         t.paper.own[1], p.rounds.nearest != 0, *tables, y);
+    });
+  }
 }
 
 // Bytes of the packed output that no slot writes: units that no codes use, and padding behind the scales.
@@ -224,15 +245,23 @@ __device__ void clear_unused(const Launch& p, const Task& t, uint32_t lane) {
   for (uint32_t i = scales_end + lane; i < p.layout.part_bytes; i += kWarp) part[i] = 0;
 }
 
-template <Widths kWidths, bool kPack, bool kResidual>
+// y: the plain input, zeros if there is none.
+template <Widths kWidths, X kX>
+__device__ __forceinline__ void read_x(const Launch& p, const Task& t, uint32_t lane, float (&y)[kLaneValues]) {
+#pragma unroll
+  for (uint32_t i = 0; i < kLaneValues; ++i) y[i] = 0;
+  if (kX == X::none || (kX == X::any && !p.has_x)) return;
+  const DType dtype = kX == X::f32 ? DType::f32 : p.x.dtype;
+  if (kX == X::half && dtype == DType::f32) __builtin_unreachable();
+  to_floats(load_raw(static_cast<const uint8_t*>(p.x.data) + t.x_at, dtype, t.n, p.x_vector, lane), dtype, y);
+  if (kWidths == Widths::paper && p.x.means != 0) add_mean(p.x.means, t.paper.mean, true, y);
+}
+
+template <Widths kWidths, bool kPack, bool kResidual, X kX>
 __device__ __forceinline__ void do_slot(const Launch& p, const Task& t, const PaperTables* tables,
                                         const FineScaleByte& byte, uint32_t lane) {
-  float y[kLaneValues] = {};
-  if (p.has_x) {
-    const uint8_t* values = static_cast<const uint8_t*>(p.x.data) + t.x_at;
-    to_floats(load_raw(values, p.x.dtype, t.n, p.x_vector, lane), p.x.dtype, y);
-    if (kWidths == Widths::paper && p.x.means != 0) add_mean(p.x.means, t.mean, true, y);
-  }
+  float y[kLaneValues];
+  read_x<kWidths, kX>(p, t, lane, y);
   for (uint32_t i = 0; i < p.packed.n; ++i) {
     if (i == p.packed.skip) continue;
     add_packed<kWidths>(p, t, tables, static_cast<const uint8_t*>(p.packed.data) + i * p.packed.stride, lane, y);
@@ -280,44 +309,50 @@ __device__ __forceinline__ const PaperTables* shared_tables() {
   }
 }
 
-template <Widths kWidths, bool kPack, bool kResidual>
-__global__ void __launch_bounds__(kThreads, kPack ? 4 : 5) combine_kernel(const __grid_constant__ Launch p) {
+template <Widths kWidths, bool kPack, bool kResidual, X kX>
+__global__ void __launch_bounds__(kThreads, kPack ? kPackBlocks : kUnpackBlocks)
+    combine_kernel(const __grid_constant__ Launch p) {
   __shared__ Task tasks[kWarps][kWarp];
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const PaperTables* tables = shared_tables<kWidths>();
   const uint64_t first = (static_cast<uint64_t>(blockIdx.x) * kWarps + warp) * p.batch;
   if (first >= p.slots) return;
-  const uint32_t n = p.slots - first < p.batch ? static_cast<uint32_t>(p.slots - first) : p.batch;
-  if (lane < n) tasks[warp][lane] = task_of<kWidths, kPack>(p, first + lane);
+  const uint32_t n = min(p.batch, p.slots - static_cast<uint32_t>(first));
+  if (lane < n) tasks[warp][lane] = task_of<kWidths, kPack>(p, static_cast<uint32_t>(first) + lane);
   __syncwarp();
 
   const FineScaleByte byte = fine_scale_byte(p.scales, lane);
+#pragma unroll 1
   for (uint32_t s = 0; s < n; ++s) {
     const Task t = tasks[warp][s];
-    do_slot<kWidths, kPack, kResidual>(p, t, tables, byte, lane);
+    do_slot<kWidths, kPack, kResidual, kX>(p, t, tables, byte, lane);
   }
 }
 
-// Slots per warp: as many as leave every multiprocessor enough warps.
-Status batch_of(uint64_t slots, uint32_t* batch) {
-  constexpr uint64_t kWarpsWanted = 64;  // per multiprocessor
+// Slots per warp: blocks run in rounds, all that the device holds at a time, and the last one is to be full, too.
+Status batch_of(uint64_t slots, uint64_t blocks, uint32_t* batch) {
   int device = 0, processors = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
     return Status::device_error;
-  const uint64_t even = slots / (static_cast<uint64_t>(processors) * kWarpsWanted);
-  *batch = even >= 32 ? 32 : even >= 16 ? 16 : even >= 8 ? 8 : 4;
+  const uint64_t warps = static_cast<uint64_t>(processors) * blocks * kWarps;
+  const uint64_t rounds = slots < 8 * warps ? 1 : std::max<uint64_t>(2, ceil_div(slots, warps * kWarp));
+  *batch = static_cast<uint32_t>(std::max<uint64_t>(4, ceil_div(slots, warps * rounds)));
   return Status::ok;
 }
 
 template <Widths kWidths>
 void launch(const Launch& p, unsigned grid, cudaStream_t stream) {
+  const bool f32 = p.x.dtype == DType::f32;
+  const auto run = [&](auto kernel) { kernel<<<grid, kThreads, 0, stream>>>(p); };
   if (p.packed_out == nullptr)
-    combine_kernel<kWidths, false, false><<<grid, kThreads, 0, stream>>>(p);
-  else if (p.residual == nullptr)
-    combine_kernel<kWidths, true, false><<<grid, kThreads, 0, stream>>>(p);
+    p.has_x ? run(combine_kernel<kWidths, false, false, X::any>) : run(combine_kernel<kWidths, false, false, X::none>);
+  else if (p.residual != nullptr)
+    run(combine_kernel<kWidths, true, true, X::any>);
+  else if (!p.has_x)
+    run(combine_kernel<kWidths, true, false, X::none>);
   else
-    combine_kernel<kWidths, true, true><<<grid, kThreads, 0, stream>>>(p);
+    f32 ? run(combine_kernel<kWidths, true, false, X::f32>) : run(combine_kernel<kWidths, true, false, X::half>);
 }
 
 }  // namespace
@@ -328,12 +363,15 @@ Status combine(const Shape& shape, const void* plan, const Combine& job, void* s
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_);
   Launch p = {};
   p.layout = layout_of(shape);
-  if (p.layout.part_bytes > UINT32_MAX) return Status::unsupported;  // places in a part are 32-bit here
+  // Places in a part and numbers of slots and parts are 32-bit here.
+  if (p.layout.part_bytes > UINT32_MAX || uint64_t{shape.domains} * shape.parts > UINT32_MAX ||
+      job.parts * p.layout.slots > UINT32_MAX)
+    return Status::unsupported;
   p.scales = scale_arrays(p.layout, shape.widths);
   p.plan = plan_of(p.layout, plan);
   p.parts = shape.parts;
   p.part = job.part;
-  p.slots = job.parts * p.layout.slots;
+  p.slots = static_cast<uint32_t>(job.parts * p.layout.slots);
   p.x = job.x;
   p.out = job.out;
   p.has_x = job.x.data != nullptr;
@@ -343,11 +381,11 @@ Status combine(const Shape& shape, const void* plan, const Combine& job, void* s
   p.scale = job.scale;
   p.packed_out = static_cast<uint8_t*>(job.packed_out);
   p.rounds = make_rounds(job.key);
-  p.stratum_scale = p.rounds.nearest != 0 ? 0.0f : make_stratum(0, p.rounds.of).scale;
+  p.stratum_scale = p.rounds.nearest != 0 ? 0.0f : stratum_scale(p.rounds.of);
   p.residual = job.residual;
   p.residual_first = job.residual_first;
   p.residual_vector = whole_vectors(p.layout, shape, {job.residual, DType::f32, Place::bucket, job.residual_first, 0});
-  const Status batched = batch_of(p.slots, &p.batch);
+  const Status batched = batch_of(p.slots, p.packed_out != nullptr ? kPackBlocks : kUnpackBlocks, &p.batch);
   if (batched != Status::ok) return batched;
 
   const uint64_t blocks = ceil_div(p.slots, uint64_t{p.batch} * kWarps);

@@ -39,13 +39,13 @@ struct Draw {
 inline Draw draw_of(const Rounds& rounds, uint32_t super_group) {
   const Words4 own = super_group_words(rounds.own, super_group), shared = super_group_words(rounds.shared, super_group);
   const uint32_t place = permuted(rounds.index, rounds.of, shared);
-  return {own, shared, make_stratum(place, rounds.of), rounds.nearest != 0};
+  return {own, shared, make_stratum(place, stratum_scale(rounds.of)), rounds.nearest != 0};
 }
 
 struct SlotKernels {
   // y[kSuperGroup] to the slot's codes and scales in `part`.
   void (*pack)(Widths widths, const Layout& layout, const Slot& slot, const Draw& draw, const float* y, uint8_t* part);
-  // The other way round.
+  // The other way round: adds to y.
   void (*unpack)(Widths widths, const Layout& layout, const Slot& slot, const uint8_t* part, float* y);
 };
 const SlotKernels& slot_kernels();

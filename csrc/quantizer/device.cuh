@@ -228,14 +228,31 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t b
 #endif
 }
 
-// Code i of a word, and `bits` above it.
+// 32 bits of a word from bit `shift` on; as few as `width` of them matter.
+__device__ __forceinline__ uint32_t bits_from(uint2 word, uint32_t shift, uint32_t width) {
+  return shift >= 32           ? word.y >> shift % 32
+         : shift + width <= 32 ? word.x >> shift % 32
+                               : __funnelshift_r(word.x, word.y, shift);
+}
+
+// Code i of a word.
 template <uint32_t kWidth>
-__device__ __forceinline__ uint32_t split(uint2 word, uint32_t i, uint32_t bits = 0) {
-  const uint32_t shift = kWidth * i;
-  const uint32_t low = shift >= 32            ? word.y >> shift % 32
-                       : shift + kWidth <= 32 ? word.x >> shift % 32
-                                              : __funnelshift_r(word.x, word.y, shift);
-  return and_or(low, (1u << kWidth) - 1, bits);
+__device__ __forceinline__ uint32_t split(uint2 word, uint32_t i) {
+  return bits_from(word, kWidth * i, kWidth) & ((1u << kWidth) - 1);
+}
+
+// Code i of a word less kMiddle, as a float. The bits of a float of 2^23 to 2^24 - 1 are those of 2^23 and behind them
+// the number; one of 2^(23 - k) to 2^(24 - k) has room for k bits of fraction. So codes need not be shifted down to
+// become numbers: of 23 bits of the word only the code's are kept, as a fraction's upper end.
+template <uint32_t kWidth, uint32_t kMiddle>
+__device__ __forceinline__ float split_level(uint2 word, uint32_t i) {
+  constexpr uint32_t kTogether = 23 / kWidth;  // codes that share the shift
+  const uint32_t first = i / kTogether * kTogether,
+                 last = first + kTogether < kLaneValues ? first + kTogether : kLaneValues;
+  const uint32_t below = (i - first) * kWidth;
+  const uint32_t bits = bits_from(word, first * kWidth, (last - first) * kWidth);
+  const float number = bits_float(and_or(bits, ((1u << kWidth) - 1) << below, (150 - below) << 23));
+  return sub(number, static_cast<float>(1u << (23 - below)) + static_cast<float>(kMiddle));
 }
 
 template <uint32_t kWidth, uint32_t kSubtract>
@@ -263,13 +280,20 @@ struct Codes {
     low = get_word < kWidth <= 8 ? kWidth : 8 > (codes, lane);
     if constexpr (kWidth > 8) high = get_word<kWidth - 8>(codes + 8 * kWarp, lane);
   }
-  __device__ __forceinline__ uint32_t operator[](uint32_t i) const { return with(i, 0); }
-  // Code i, and `bits` above it.
-  __device__ __forceinline__ uint32_t with(uint32_t i, uint32_t bits) const {
+  __device__ __forceinline__ uint32_t operator[](uint32_t i) const {
     if constexpr (kWidth > 8) {
-      return split<8>(low, i, bits) | split<kWidth - 8>(high, i) << 8;
+      return split<8>(low, i) | split<kWidth - 8>(high, i) << 8;
     } else {
-      return split<kWidth>(low, i, bits);
+      return split<kWidth>(low, i);
+    }
+  }
+  // Code i less the one in the middle, as a float.
+  __device__ __forceinline__ float level(uint32_t i) const {
+    if constexpr (kWidth > 8) {
+      constexpr uint32_t kMiddle = 1u << (kWidth - 9);  // of the upper ones, which count for 256 each
+      return mul_add(split_level<kWidth - 8, kMiddle>(high, i), 256.0f, split_level<8, 0>(low, i));
+    } else {
+      return split_level<kWidth, 1u << (kWidth - 1)>(low, i);
     }
   }
 };

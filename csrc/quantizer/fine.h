@@ -20,30 +20,10 @@ constexpr uint32_t kNaNExponent = 255;   // the super-group holds something that
 // What group scales have to be multiplied with so that the positive end, L - 1 steps, reaches as far as the negative
 // one, L = 2^(b-1) steps: half of L / (L - 1), rounded up by two units in the last place where it is not exact.
 ZIPCCL_HD float reach(uint32_t width) {
-  switch (width) {
-    case 2:
-      return 1.0f;
-    case 3:
-      return 0x1.55555ap-1f;
-    case 4:
-      return 0x1.24924ep-1f;
-    case 5:
-      return 0x1.111116p-1f;
-    case 6:
-      return 0x1.084214p-1f;
-    case 7:
-      return 0x1.041046p-1f;
-    case 8:
-      return 0x1.02040cp-1f;
-    case 9:
-      return 0x1.010106p-1f;
-    case 10:
-      return 0x1.008044p-1f;
-    case 11:
-      return 0x1.004014p-1f;
-    default:
-      return 0x1.002008p-1f;  // 12
-  }
+  if (width < 2) return 0.0f;  // levels lie alike on both sides
+  if (width == 2) return 1.0f;
+  const float levels = static_cast<float>(1u << (width - 1));
+  return bits_float(float_bits(div(levels, 2 * levels - 2)) + 2);
 }
 
 ZIPCCL_HD uint32_t scale_index(float half) { return (float_bits(half) + ((1u << kIndexShift) - 1)) >> kIndexShift; }
@@ -54,16 +34,12 @@ struct GroupNeed {
   uint32_t reversed;  // d = -1
 };
 // positive, negative: float bits of the largest magnitude on each side, 0 if there is none. Finite.
-ZIPCCL_HD GroupNeed group_need(uint32_t positive, uint32_t negative, uint32_t width) {
+ZIPCCL_HD GroupNeed group_need(uint32_t positive, uint32_t negative, uint32_t width, float reach_of_width) {
   const bool reversed = width > 1 && positive > negative;
   const float most = bits_float(positive > negative ? positive : negative);
   const float other = bits_float(positive > negative ? negative : positive);
-  float half = mul(0.5f, most);
-  if (width > 1) {
-    const float other_half = mul(reach(width), other);
-    half = half > other_half ? half : other_half;
-  }
-  return {most == 0.0f ? 0u : scale_index(half), reversed};
+  const float half = mul(0.5f, most), other_half = mul(reach_of_width, other);
+  return {most == 0.0f ? 0u : scale_index(half > other_half ? half : other_half), reversed};
 }
 
 // Exponent byte of a super-group whose largest index is `most`; kNaNExponent if there is no such float.
@@ -85,9 +61,12 @@ ZIPCCL_HD float half_scale(uint32_t code, uint32_t exponent) {
   return bits_float(code == 0 || index < 0 ? 0u : static_cast<uint32_t>(index) << kIndexShift);
 }
 
-// 1 / D for a half_scale() an encoder may use, not 0: never above the true value, so that levels are never left.
-// One bit: 1 / (2 S), the inverse of the distance of the two levels.
-ZIPCCL_HD float inverse_step(float half, uint32_t width) {
+// 1 / D for a half_scale() an encoder may use, not 0, and inverse_factor() of the width: never above the true value, so
+// that levels are never left. One bit: 1 / (2 S), the inverse of the distance of the two levels.
+ZIPCCL_HD float inverse_factor(uint32_t width) {
+  return width == 1 ? 0.125f : static_cast<float>(1u << width) * 0.125f;
+}
+ZIPCCL_HD float inverse_half(float half, float factor) {
   const uint32_t bits = float_bits(half);
   // 1, 1/1.25, 1/1.5, 1/1.75, the last three times 1 - 2^-20 and rounded to nearest.
   const uint32_t mantissa = bits >> kIndexShift & 3u;
@@ -96,28 +75,29 @@ ZIPCCL_HD float inverse_step(float half, uint32_t width) {
                         : mantissa == 2 ? 0x1.55554p-1f
                                         : 0x1.249236p-1f;
   const float twice = mul(inverse, bits_float((255u - (bits >> 23)) << 23));  // 1 / (half / 2)
-  return mul(twice, width == 1 ? 0.125f : static_cast<float>(1u << width) * 0.125f);
+  return mul(twice, factor);
 }
 
 // D for b >= 2, S for one bit. Exact.
-ZIPCCL_HD float step(float half, uint32_t width) {
-  return width == 1 ? mul(2.0f, half) : mul(half, bits_float((129u - width) << 23));
-}
+ZIPCCL_HD float step(float half, uint32_t width) { return mul(half, bits_float((129u - width) << 23)); }
 
-// Code of a value: y = value / step in the group's direction; `w` from offset(), in the group's direction, too, so that
-// the same offset rounds the same way whatever the direction; 0 for rounding to nearest.
-ZIPCCL_HD uint32_t fine_code(float y, float w, uint32_t width) {
-  if (width == 1) return static_cast<uint32_t>(nearest_integer(add(y, add(w, 0.5f))));
-  const uint32_t code = static_cast<uint32_t>(nearest_integer(add(y, w)) + (1 << (width - 1)));
+// What is added to rounding offsets: the two levels of one bit lie half a distance from zero.
+ZIPCCL_HD float middle_of(uint32_t width) { return width == 1 ? 0.5f : 0.0f; }
+
+// Code of a value: `inverse` of the step, in the group's direction; `w` from offset(), in the group's direction, too,
+// so that the same offset rounds the same way whatever the direction.
+ZIPCCL_HD uint32_t fine_code(float v, float inverse, float w, uint32_t width) {
+  if (width == 1) return static_cast<uint32_t>(nearest_integer(mul_add(v, inverse, w)));
+  const uint32_t code = static_cast<uint32_t>(nearest_integer(mul_add(v, inverse, w)) + (1 << (width - 1)));
   // Beyond 8 bits the sum's own rounding can reach one level too far.
   const uint32_t last = (1u << width) - 1;
   return width <= 8 || code < last ? code : last;
 }
 
-// Value of a code; `step` with the group's direction as its sign.
-ZIPCCL_HD float fine_value(uint32_t code, float step, uint32_t width) {
-  if (width == 1) return code != 0 ? step : sub(0.0f, step);
-  return mul(static_cast<float>(static_cast<int32_t>(code) - (1 << (width - 1))), step);
+// y and the value of a code; `step` with the group's direction as its sign.
+ZIPCCL_HD float add_fine_value(float y, uint32_t code, float step, uint32_t width) {
+  if (width == 1) return add(y, code != 0 ? step : -step);
+  return mul_add(static_cast<float>(static_cast<int32_t>(code) - (1 << (width - 1))), step, y);
 }
 
 }  // namespace quantizer

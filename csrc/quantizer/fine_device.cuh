@@ -13,17 +13,21 @@ namespace cuda {
 // What a lane of a slot rounds with.
 struct LaneOffsets {
   uint32_t a, b;    // words of the super-group, hash(a, b, ...)
-  Stratum stratum;  // scale 0 and shift 0: rounding to nearest
-  uint32_t signs;   // bit i for coordinate 8 l + i
+  Stratum stratum;  // of even coordinates, odd ones have it negated; scale 0 and shift 0: rounding to nearest
 };
 
-// v[i] becomes the offset of coordinate 8 l + i.
-__device__ __forceinline__ void make_offsets(const LaneOffsets& o, uint32_t lane, float (&w)[kLaneValues]) {
+// w[i] becomes the offset of coordinate 8 l + i.
+__device__ __forceinline__ void make_offsets(const LaneOffsets& o, float middle, uint32_t lane,
+                                             float (&w)[kLaneValues]) {
+  const Stratum even = {o.stratum.scale, add(o.stratum.shift, middle)};
+  const Stratum odd = {-o.stratum.scale, sub(middle, o.stratum.shift)};
 #pragma unroll
-  for (uint32_t i = 0; i < 4; ++i) {
-    const uint32_t word = hash(o.a, o.b, 4 * lane + i);
-    w[i] = with_sign(offset(first_share(word), o.stratum), o.signs, i);
-    w[i + 4] = with_sign(offset(second_share(word), o.stratum), o.signs, i + 4);
+  for (uint32_t i = 0; i < kLaneValues; i += 4) {
+    const Words2 words = hash(o.a, o.b, 2 * lane + i / 4);
+    w[i] = offset(first_share(words.x), even);
+    w[i + 1] = offset(first_share(words.y), odd);
+    w[i + 2] = offset(bits_float(and_or(words.x << 7, 0x7FFF80u, 0x3F800000u)), even);  // second_share()
+    w[i + 3] = offset(bits_float(and_or(words.y << 7, 0x7FFF80u, 0x3F800000u)), odd);
   }
 }
 
@@ -39,9 +43,18 @@ __device__ __forceinline__ FineScaleByte fine_scale_byte(const ScaleArrays& scal
   return {scales.third, 1, lane == 3};
 }
 
-template <uint32_t kWidth>
-__device__ __forceinline__ void fine_pack(const FineScaleByte& byte, uint32_t slot, uint8_t* part, uint8_t* codes,
-                                          uint32_t lane, LaneOffsets offsets, float (&y)[kLaneValues]) {
+// What an encoder needs to know of a slot's width.
+struct FineWidth {
+  float reach;    // reach(), 0 for less than two bits
+  float inverse;  // what inverse_step() multiplies with
+  uint32_t width;
+};
+
+// A slot's scales to `part`, and its codes, as integers kRounderBits and more above the levels, to `raw`. As little as
+// possible of this depends on the width: instructions that all widths share stay in the multiprocessor's cache.
+__device__ __forceinline__ void fine_pack(const FineScaleByte& byte, uint32_t slot, uint8_t* part, FineWidth of,
+                                          uint32_t lane, LaneOffsets offsets, float (&y)[kLaneValues],
+                                          uint32_t (&raw)[kLaneValues]) {
   // As signed integers, positive floats are in order and negative ones below them; as unsigned ones, negative floats
   // are above.
   int32_t positive = 0;
@@ -53,7 +66,7 @@ __device__ __forceinline__ void fine_pack(const FineScaleByte& byte, uint32_t sl
   }
   positive = max(positive, __shfl_xor_sync(kFullWarp, positive, 1));
   negative = max(negative, __shfl_xor_sync(kFullWarp, negative, 1)) & kMagnitude;
-  GroupNeed need = group_need(static_cast<uint32_t>(positive), negative, kWidth);
+  GroupNeed need = group_need(static_cast<uint32_t>(positive), negative, of.width, of.reach);
   const bool finite = max(static_cast<uint32_t>(positive), negative) < kInfinity;
   const uint32_t most = warp_max(finite ? need.index : 4 * kNaNExponent);
   uint32_t exponent = exponent_of(most);
@@ -61,7 +74,10 @@ __device__ __forceinline__ void fine_pack(const FineScaleByte& byte, uint32_t sl
     exponent = kNaNExponent;
     need = {0, 0};
 #pragma unroll
-    for (uint32_t i = 0; i < kLaneValues; ++i) y[i] = 0;
+    for (uint32_t i = 0; i < kLaneValues; ++i) {
+      y[i] = 0;
+      asm volatile("" : "+f"(y[i]));  // a branch that is hardly ever taken costs less than eight selections
+    }
   }
 
   // As scale_code() and half_scale(), but for groups of zeros, which any scale turns into the same codes.
@@ -75,69 +91,59 @@ __device__ __forceinline__ void fine_pack(const FineScaleByte& byte, uint32_t sl
     part[byte.base + slot * byte.stride] = static_cast<uint8_t>(lane % 4 == 0 ? scale | next << 4 : other);
   }
 
-  if constexpr (kWidth != 0) {
-    float inverse = inverse_step(bits_float(index << kIndexShift), kWidth);
-    if (need.reversed) {
-      inverse = -inverse;
-      offsets.signs = ~offsets.signs;
-    }
-    float w[kLaneValues];
-    make_offsets(offsets, lane, w);
-    constexpr uint32_t kLowest = kWidth == 1 ? 0 : 1u << (kWidth - 1);
-    uint32_t raw[kLaneValues];
+  float inverse = inverse_half(bits_float(index << kIndexShift), of.inverse);
+  inverse = need.reversed ? -inverse : inverse;
+  offsets.stratum = with_sign(offsets.stratum, need.reversed != 0);
+  float w[kLaneValues];
+  make_offsets(offsets, middle_of(of.width), lane, w);
 #pragma unroll
-    for (uint32_t i = 0; i < kLaneValues; ++i) {
-      if constexpr (kWidth == 1) w[i] = add(w[i], 0.5f);
-      raw[i] = float_bits(add(add(mul(y[i], inverse), w[i]), kRounder));
-      // As in fine_code(). Integers that float in order are in order as bits.
-      if constexpr (kWidth > 8) raw[i] = min(raw[i], kRounderBits + kLowest - 1);
+  for (uint32_t i = 0; i < kLaneValues; ++i) raw[i] = float_bits(add(mul_add(y[i], inverse, w[i]), kRounder));
+}
+
+template <uint32_t kWidth>
+__device__ __forceinline__ void fine_put(uint32_t (&raw)[kLaneValues], uint8_t* codes, uint32_t lane) {
+  if constexpr (kWidth != 0) {
+    constexpr uint32_t kLowest = kWidth == 1 ? 0 : 1u << (kWidth - 1);
+    if constexpr (kWidth > 8) {  // as in fine_code(); integers that float in order are in order as bits
+#pragma unroll
+      for (uint32_t i = 0; i < kLaneValues; ++i) raw[i] = min(raw[i], kRounderBits + kLowest - 1);
     }
     put_codes<kWidth, kRounderBits - kLowest>(raw, codes, lane);
   }
 }
 
-// A slot's codes and scales on their way from memory.
-template <uint32_t kWidth>
-struct FineInput {
-  Codes<kWidth == 0 ? 1 : kWidth> codes;
+// A slot's scales on their way from memory.
+struct FineScales {
   uint32_t scale, directions, exponent;
 
-  __device__ __forceinline__ void load(const ScaleArrays& scales, uint32_t slot, const uint8_t* part, const uint8_t* at,
-                                       uint32_t lane) {
-    if constexpr (kWidth != 0) {
-      codes.load(at, lane);
-      scale = part[scales.first + slot * 8 + lane / 4];
-      directions = *reinterpret_cast<const uint16_t*>(part + scales.second + slot * 2);
-    }
+  __device__ __forceinline__ void load(const ScaleArrays& scales, uint32_t slot, const uint8_t* part, uint32_t lane) {
+    scale = part[scales.first + slot * 8 + lane / 4];
+    directions = *reinterpret_cast<const uint16_t*>(part + scales.second + slot * 2);
     exponent = part[scales.third + slot];
   }
 
-  // y[i] += the value of coordinate 8 l + i. Without a branch, so that all loads are under way at once: a super-group
-  // that is not finite has NaN for a step.
-  __device__ __forceinline__ void add_to(uint32_t lane, float (&y)[kLaneValues]) const {
-    if constexpr (kWidth == 0) {
-      const float v = exponent == kNaNExponent ? bits_float(kNaN) : 0.0f;
-#pragma unroll
-      for (uint32_t i = 0; i < kLaneValues; ++i) y[i] = add(y[i], v);
-    } else {
-      const float half = half_scale(scale >> 2 * (lane & 2) & 15u, exponent);
-      const float finite_step = step(half, kWidth);
-      const float s = exponent == kNaNExponent ? bits_float(kNaN) : finite_step;
-      if constexpr (kWidth == 1) {
-        const float below = sub(0.0f, s);
-#pragma unroll
-        for (uint32_t i = 0; i < kLaneValues; ++i) y[i] = add(y[i], codes[i] != 0 ? s : below);
-      } else {
-        // 2^23 + code as a float is its bits behind those of 2^23.
-        constexpr float kZero = 8388608.0f + static_cast<float>(1u << (kWidth - 1));
-        const float signed_step = bits_float(float_bits(s) ^ (directions << (31 - lane / 2) & 0x80000000u));
-#pragma unroll
-        for (uint32_t i = 0; i < kLaneValues; ++i)
-          y[i] = add(y[i], mul(sub(bits_float(codes.with(i, 0x4B000000u)), kZero), signed_step));
-      }
-    }
+  // What levels are multiplied with. A super-group that is not finite has NaN, so that no branch is needed.
+  __device__ __forceinline__ float signed_step(uint32_t width, uint32_t lane) const {
+    const float half = half_scale(width == 0 ? 0 : scale >> 2 * (lane & 2) & 15u, exponent);
+    const float s = exponent == kNaNExponent ? bits_float(kNaN) : step(half, width);
+    const uint32_t reversed = width < 2 ? 0 : directions << (31 - lane / 2) & 0x80000000u;
+    return bits_float(float_bits(s) ^ reversed);
   }
 };
+
+// Codes of a lane as multiples of the step.
+template <uint32_t kWidth>
+__device__ __forceinline__ void fine_levels(const uint8_t* codes, uint32_t lane, float (&level)[kLaneValues]) {
+  if constexpr (kWidth == 0) {
+#pragma unroll
+    for (uint32_t i = 0; i < kLaneValues; ++i) level[i] = 0;
+  } else {
+    Codes<kWidth> c;
+    c.load(codes, lane);
+#pragma unroll
+    for (uint32_t i = 0; i < kLaneValues; ++i) level[i] = kWidth == 1 ? (c[i] != 0 ? 1.0f : -1.0f) : c.level(i);
+  }
+}
 
 }  // namespace cuda
 }  // namespace quantizer

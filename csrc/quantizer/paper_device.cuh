@@ -48,14 +48,14 @@ __device__ __forceinline__ void paper_pack(const ScaleArrays& scales, uint32_t s
   const float inverse_maximum =
       maximum == 0 || !finite ? 0.0f : div(255.0f, bf16_to_float(static_cast<uint16_t>(maximum)));
   const float m = bits_float(most);
-  const float u = nearest ? 0.5f : scale_uniform(hash(scale_a, scale_b, lane / 2));
+  const float u = nearest ? 0.5f : scale_uniform(hash(scale_a, scale_b, lane / 2).x);
   if (lane % 2 == 0)
     part[scales.first + slot * kGroups + lane / 2] = static_cast<uint8_t>(paper_scale(m, inverse_maximum, u));
   if (lane == 0) *reinterpret_cast<uint16_t*>(part + scales.second + slot * 2) = static_cast<uint16_t>(maximum);
 
   const float inverse = m < kLeastScale ? 0.0f : div(1.0f, m);
   float w[kLaneValues];
-  make_offsets(offsets, lane, w);
+  make_offsets(offsets, 0, lane, w);
   uint32_t code[kLaneValues];
 #pragma unroll
   for (uint32_t i = 0; i < kLaneValues; ++i) code[i] = paper_code(y[i], inverse, w[i], tables.of<kWidth>());

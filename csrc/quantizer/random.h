@@ -57,6 +57,7 @@ ZIPCCL_HD Words4 super_group_words(const uint32_t (&key)[2], uint32_t super_grou
 // Where a random permutation of [0, of) takes `index`: keyed rounds on the next power of two, repeated until the result
 // is below `of`, then a rotation, which makes every place exactly as likely.
 ZIPCCL_HD uint32_t permuted(uint32_t index, uint32_t of, const Words4& keys) {
+  if (of == 1) return 0;
   uint32_t bits = 1;
   while ((of - 1) >> bits != 0) ++bits;
   const uint32_t mask = (1u << bits) - 1, shift = (bits + 1) / 2;
@@ -75,35 +76,38 @@ ZIPCCL_HD uint32_t permuted(uint32_t index, uint32_t of, const Words4& keys) {
 }
 
 // The offsets of a coordinate's `of` roundings lie in `of` equal intervals, one in each; this index's is `place`.
-ZIPCCL_HD Stratum make_stratum(uint32_t place, uint32_t of) {
-  constexpr float kSpread = 0.999969482421875f;  // 1 - 2^-15, see offset()
-  const float scale = mul(div(1.0f, static_cast<float>(of)), kSpread);
-  const float shift = sub(mul(static_cast<float>(place), scale), add(scale, 0.5f * kSpread));
-  return {scale, shift};
+constexpr float kSpread = 0.999969482421875f;  // 1 - 2^-15, see offset()
+inline float stratum_scale(uint32_t of) { return mul(div(1.0f, static_cast<float>(of)), kSpread); }
+ZIPCCL_HD Stratum make_stratum(uint32_t place, float scale) {
+  return {scale, sub(mul(static_cast<float>(place), scale), add(scale, 0.5f * kSpread))};
 }
 
-// A word for two coordinates (or for a group's scale). a, b: words of the super-group.
-ZIPCCL_HD uint32_t hash(uint32_t a, uint32_t b, uint32_t i) {
-  uint32_t x = a + i * 0x9E3779B9u;
-  x = (x ^ x >> 16) * 0x7FEB352Du;
-  x = (x ^ x >> 15 ^ b) * 0x846CA68Bu;
-  return x ^ x >> 16;
+// Two words for four coordinates (or the first for a group's scale). a, b: words of the super-group. The upper and the
+// lower ends of the words are what is used: both products spread every bit of the sum that far.
+struct Words2 {
+  uint32_t x, y;
+};
+ZIPCCL_HD Words2 hash(uint32_t a, uint32_t b, uint32_t i) {
+  const uint64_t product = static_cast<uint64_t>(a + i * 0x9E3779B9u) * 0xD2511F53u;
+  const uint32_t mixed = static_cast<uint32_t>(product) ^ static_cast<uint32_t>(product >> 32) ^ b;
+  return {mixed * 0x846CA68Bu, mixed * 0x9E3779B1u};
 }
 
-// Coordinates 8 l + i and 8 l + i + 4 of a super-group, i < 4, share word 4 l + i: this is what each makes of it, a
-// number in [1, 2).
+// Coordinates 4 j to 4 j + 3 of a super-group make these of the words of hash(.., j): first x, first y, second x,
+// second y; numbers in [1, 2).
 ZIPCCL_HD float first_share(uint32_t word) { return bits_float(0x3F800000u | word >> 9); }
 ZIPCCL_HD float second_share(uint32_t word) { return bits_float(0x3F800000u | (word << 7 & 0x7FFFFFu)); }
 
 // Rounding offset: what is added before rounding to the nearest integer, within +-(0.5 - 2^-16 + 2^-22). The little
 // room on both sides makes sure that integers up to 128 stay what they are in spite of fp32's own rounding.
-ZIPCCL_HD float offset(float share, Stratum s) { return add(mul(share, s.scale), s.shift); }
+ZIPCCL_HD float offset(float share, Stratum s) { return mul_add(share, s.scale, s.shift); }
 
-// The signs of 32 neighbouring offsets, one bit each; a, b: words that all indices share. One permutation serves a
-// whole super-group, so without them a rank would round its coordinates up together or down together.
-ZIPCCL_HD uint32_t signs_of(uint32_t a, uint32_t b, uint32_t coordinate) { return hash(a, b, coordinate / 32); }
-ZIPCCL_HD float with_sign(float w, uint32_t signs, uint32_t i) {
-  return bits_float(float_bits(w) ^ (signs << (31 - i) & 0x80000000u));
+// One permutation serves a whole super-group, so a rank would round its coordinates up together or down together.
+// Therefore every other offset is negated: the odd ones of each 8 coordinates, or, where bit (coordinate / 8) is set,
+// the even ones. shared: words that all indices share.
+ZIPCCL_HD uint32_t signs_of(const Words4& shared) { return hash(shared.w[0], shared.w[1], 0).x; }
+ZIPCCL_HD Stratum with_sign(Stratum s, bool negative) {
+  return {negative ? -s.scale : s.scale, negative ? -s.shift : s.shift};
 }
 
 }  // namespace quantizer

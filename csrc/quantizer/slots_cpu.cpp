@@ -86,22 +86,37 @@ ZIPCCL_INLINE void get_codes(const uint8_t* codes, uint32_t* code) {
 
 // ---- Random numbers -------------------------------------------------------------------------------------------
 
-ZIPCCL_INLINE void offsets_of(const Draw& draw, float* w) {
+// middle: see middle_of().
+ZIPCCL_INLINE void offsets_of(const Draw& draw, float middle, float* w) {
   if (draw.nearest) {
-    std::fill(w, w + kSuperGroup, 0.0f);
+    std::fill(w, w + kSuperGroup, middle);
     return;
   }
-  uint32_t words[kSuperGroup / 2], signs[kSuperGroup / 32];
-  for (uint32_t j = 0; j < kSuperGroup / 2; ++j) words[j] = hash(draw.own.w[0], draw.own.w[1], j);
-  for (uint32_t j = 0; j < kSuperGroup / 32; ++j) signs[j] = signs_of(draw.shared.w[0], draw.shared.w[1], 32 * j);
-  for (uint32_t l = 0; l < kLanes; ++l) {
-    for (uint32_t i = 0; i < 4; ++i) {
-      w[8 * l + i] = offset(first_share(words[4 * l + i]), draw.stratum);
-      w[8 * l + i + 4] = offset(second_share(words[4 * l + i]), draw.stratum);
-    }
+  constexpr uint32_t kWords = kSuperGroup / 4;
+  const uint32_t signs = signs_of(draw.shared), scale = float_bits(draw.stratum.scale),
+                 shift = float_bits(draw.stratum.shift);
+  uint32_t x[kWords], y[kWords], sign[kWords];
+  for (uint32_t j = 0; j < kWords; ++j) {
+    const Words2 words = hash(draw.own.w[0], draw.own.w[1], j);
+    x[j] = words.x;
+    y[j] = words.y;
+    sign[j] = signs >> j / 2 << 31;
   }
-  for (uint32_t j = 0; j < kSuperGroup / 32; ++j)
-    for (uint32_t i = 0; i < 32; ++i) w[32 * j + i] = with_sign(w[32 * j + i], signs[j], i);
+  float first[2][kWords], second[2][kWords];  // of x and y, which are used by even and odd coordinates
+  for (uint32_t j = 0; j < kWords; ++j) {
+    const Stratum even = {bits_float(scale ^ sign[j]), add(bits_float(shift ^ sign[j]), middle)};
+    const Stratum odd = {-even.scale, sub(middle, bits_float(shift ^ sign[j]))};
+    first[0][j] = offset(first_share(x[j]), even);
+    first[1][j] = offset(first_share(y[j]), odd);
+    second[0][j] = offset(second_share(x[j]), even);
+    second[1][j] = offset(second_share(y[j]), odd);
+  }
+  for (uint32_t j = 0; j < kWords; ++j) {
+    w[4 * j] = first[0][j];
+    w[4 * j + 1] = first[1][j];
+    w[4 * j + 2] = second[0][j];
+    w[4 * j + 3] = second[1][j];
+  }
 }
 
 // ---- Widths::fine ---------------------------------------------------------------------------------------------
@@ -112,7 +127,7 @@ ZIPCCL_INLINE void pack_fine_codes(const float* y, const float* w, const float* 
   for (uint32_t g = 0; g < kGroups; ++g) {
     const uint32_t direction = float_bits(inverse[g]) & ~kMagnitude;
     for (uint32_t i = g * kGroup; i < (g + 1) * kGroup; ++i)
-      code[i] = fine_code(mul(y[i], inverse[g]), bits_float(float_bits(w[i]) ^ direction), kWidth);
+      code[i] = fine_code(y[i], inverse[g], bits_float(float_bits(w[i]) ^ direction), kWidth);
   }
   put_codes<kWidth>(code, codes);
 }
@@ -122,7 +137,7 @@ ZIPCCL_INLINE void unpack_fine_codes(const uint8_t* codes, const float* steps, f
   uint32_t code[kSuperGroup];
   get_codes<kWidth>(codes, code);
   for (uint32_t g = 0; g < kGroups; ++g)
-    for (uint32_t i = g * kGroup; i < (g + 1) * kGroup; ++i) y[i] = fine_value(code[i], steps[g], kWidth);
+    for (uint32_t i = g * kGroup; i < (g + 1) * kGroup; ++i) y[i] = add_fine_value(y[i], code[i], steps[g], kWidth);
 }
 
 ZIPCCL_INLINE void pack_fine(const Layout& layout, const Slot& slot, const Draw& draw, const float* y, uint8_t* part) {
@@ -136,7 +151,8 @@ ZIPCCL_INLINE void pack_fine(const Layout& layout, const Slot& slot, const Draw&
       positive = std::max(positive, static_cast<int32_t>(float_bits(y[i])));
       negative = std::max(negative, float_bits(y[i]));
     }
-    const GroupNeed need = group_need(static_cast<uint32_t>(positive), negative & kMagnitude, slot.width);
+    const GroupNeed need =
+        group_need(static_cast<uint32_t>(positive), negative & kMagnitude, slot.width, reach(slot.width));
     any = std::max(any, std::max(static_cast<uint32_t>(positive), negative & kMagnitude));
     index[g] = need.index;
     most = std::max(most, need.index);
@@ -155,8 +171,8 @@ ZIPCCL_INLINE void pack_fine(const Layout& layout, const Slot& slot, const Draw&
   for (uint32_t g = 0; g < kGroups; g += 2) {
     const uint32_t low = scale_code(index[g], exponent), high = scale_code(index[g + 1], exponent);
     scales[g / 2] = static_cast<uint8_t>(low | high << 4);
-    inverse[g] = low == 0 ? 0.0f : inverse_step(half_scale(low, exponent), slot.width);
-    inverse[g + 1] = high == 0 ? 0.0f : inverse_step(half_scale(high, exponent), slot.width);
+    inverse[g] = low == 0 ? 0.0f : inverse_half(half_scale(low, exponent), inverse_factor(slot.width));
+    inverse[g + 1] = high == 0 ? 0.0f : inverse_half(half_scale(high, exponent), inverse_factor(slot.width));
   }
   for (uint32_t g = 0; g < kGroups; ++g) inverse[g] = reversed >> g & 1 ? -inverse[g] : inverse[g];
   std::memcpy(part + fine_directions_at(layout, slot.number), &reversed, sizeof reversed);
@@ -164,7 +180,7 @@ ZIPCCL_INLINE void pack_fine(const Layout& layout, const Slot& slot, const Draw&
 
   float w[kSuperGroup];
   uint8_t* codes = part + slot.codes_at;
-  if (slot.width != 0) offsets_of(draw, w);
+  if (slot.width != 0) offsets_of(draw, middle_of(slot.width), w);
   switch (slot.width) {
     case 1:
       return pack_fine_codes<1>(y, w, inverse, codes);
@@ -197,7 +213,8 @@ ZIPCCL_INLINE void unpack_fine(const Layout& layout, const Slot& slot, const uin
   const uint8_t* scales = part + fine_scales_at(layout, slot.number);
   const uint32_t exponent = part[fine_exponents_at(layout, slot.number)];
   if (exponent == kNaNExponent || slot.width == 0) {
-    std::fill(y, y + kSuperGroup, exponent == kNaNExponent ? bits_float(kNaN) : 0.0f);
+    const float v = exponent == kNaNExponent ? bits_float(kNaN) : 0.0f;
+    for (uint32_t i = 0; i < kSuperGroup; ++i) y[i] = add(y[i], v);
     return;
   }
   uint16_t reversed;
@@ -259,7 +276,7 @@ ZIPCCL_INLINE void unpack_paper_codes(const uint8_t* codes, const float* scales,
   for (uint32_t g = 0; g < kGroups; ++g) {
     for (uint32_t i = g * kGroup; i < (g + 1) * kGroup; ++i) {
       const float magnitude = mul(levels.level[code[i] & kTop], scales[g]);
-      y[i] = code[i] > kTop ? -magnitude : magnitude;
+      y[i] = add(y[i], code[i] > kTop ? -magnitude : magnitude);
     }
   }
 }
@@ -282,14 +299,14 @@ ZIPCCL_INLINE void pack_paper(const Layout& layout, const Slot& slot, const Draw
   float inverse[kGroups];
   for (uint32_t g = 0; g < kGroups; ++g) {
     const float m = bits_float(most[g]);
-    const float u = draw.nearest ? 0.5f : scale_uniform(hash(draw.own.w[2], draw.own.w[3], g));
+    const float u = draw.nearest ? 0.5f : scale_uniform(hash(draw.own.w[2], draw.own.w[3], g).x);
     scales[g] = static_cast<uint8_t>(paper_scale(m, inverse_maximum, u));
     inverse[g] = m < kLeastScale ? 0.0f : div(1.0f, m);
   }
   std::memcpy(part + paper_maxima_at(layout, slot.number), &maximum, sizeof maximum);
 
   float w[kSuperGroup];
-  offsets_of(draw, w);
+  offsets_of(draw, 0, w);
   uint8_t* codes = part + slot.codes_at;
   switch (slot.width) {
     case 2:
@@ -332,14 +349,14 @@ ZIPCCL_INLINE void unpack_paper(const Layout& layout, const Slot& slot, const ui
 
 ZIPCCL_SLOT_KERNELS(portable, )
 #if defined(__x86_64__)
-ZIPCCL_SLOT_KERNELS(avx2, __attribute__((target("avx2"))))
+ZIPCCL_SLOT_KERNELS(avx2, __attribute__((target("avx2,fma"))))
 #endif
 
 }  // namespace
 
 const SlotKernels& slot_kernels() {
 #if defined(__x86_64__)
-  static const bool has_avx2 = __builtin_cpu_supports("avx2");
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (has_avx2) return k_avx2;
 #endif
   return k_portable;

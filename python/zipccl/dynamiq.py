@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from zipccl import _C
 from zipccl.backend import make_worker_gloo
@@ -25,7 +26,7 @@ TOPOLOGIES = ("auto", "direct", "ring", "butterfly", "hierarchical")
 WIDTHS = ("fine", "paper")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST_BITS, _MOST_BITS = 1.0, 16.0
-_VERSION = 1  # of state_dict()
+_VERSION = 2  # of state_dict()
 # Few levels mean that every hop enlarges what the next has to round: measured, the error of a ring then grows
 # exponentially with its length.
 _LONGEST_RING, _LEAST_RING_BITS = 16, 4.0
@@ -45,16 +46,17 @@ class DynamiQState:
         widths: ``"fine"``: 0 to 12 bits per super-group, by rate-distortion. ``"paper"``: 2, 4 or 8 bits by the
             paper's thresholds, its non-uniform levels and means (sections 3.1 and 3.2).
         seed: of the rounding. The same seed and the same calls give the same bits, on every run and device.
-        node_size: consecutive ranks that share a node; default: ``LOCAL_WORLD_SIZE`` (which must then be alike on all
-            ranks) where it divides the group's size and the group spans the whole job. ``"hierarchical"`` needs it.
+        node_size: consecutive ranks that share a node; default: ``LOCAL_WORLD_SIZE`` where it divides the group's size
+            and the group spans the whole job. At the first use ranks compare theirs: where they differ,
+            ``"hierarchical"`` raises an error on all of them and ``"auto"`` takes nodes to be unknown.
         warmup_steps: the hook's first steps (backward passes that synchronise) are left uncompressed.
         exempt_below: the hook sums parameters of fewer elements in fp32, uncompressed.
         exempt_1d: and those of at most one dimension (norms, biases).
         error_feedback: round finished sums to nearest and carry what that loses into the next call with the same
-            bucket. Less error, no longer unbiased in each step; 4 bytes of memory per coordinate. Not with
-            ``"hierarchical"``.
+            parameters. Less error, no longer unbiased in each step; 4 bytes of memory per coordinate, and during a
+            call 4 more where gradients are not fp32. Not with ``"hierarchical"``.
         correlated: stratify the rounding of the ranks (section 3.3), so that their errors cancel.
-        block_bytes: values, counted as fp32, that go through the pipeline together; default 8 MiB on the CPU, 32 MiB
+        block_bytes: values, counted as fp32, that go through the pipeline together; default 8 MiB on the CPU, 128 MiB
             on CUDA.
 
     Raises:
@@ -103,7 +105,7 @@ class DynamiQState:
         self.block_bytes = block_bytes
         self.calls = 0  # made so far; the place in the random numbers
         self.steps = 0  # optimizer steps the hook has seen
-        self._residuals: dict[int, torch.Tensor] = {}  # by bucket
+        self._residuals = Residuals()
         self._residuals_of: int | None = None  # rank; None: this one
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,7 +114,8 @@ class DynamiQState:
         DDP puts all gradients in one bucket in the first step after it was made, so a resumed run rounds that step
         otherwise than the run it goes on from.
 
-        What error feedback carries belongs to a rank: on another rank it is dropped when the state is loaded.
+        What error feedback carries belongs to a rank and to parameters: on another rank, or with a model whose
+        parameters DDP's first step brings in another order or size, it is dropped.
         """
         rank = self._residuals_of
         if rank is None and self._residuals:
@@ -123,7 +126,7 @@ class DynamiQState:
             "calls": self.calls,
             "steps": self.steps,
             "rank": rank,
-            "residuals": {bucket: kept.clone() for bucket, kept in self._residuals.items()},
+            "residuals": self._residuals.saved(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -135,7 +138,8 @@ class DynamiQState:
         if state["version"] > _VERSION:
             raise ValueError(f"this state of DynamiQ has version {state['version']}, this zipccl knows {_VERSION}")
         self.seed, self.calls, self.steps = state["seed"], state["calls"], state["steps"]
-        self._residuals = {bucket: kept.clone() for bucket, kept in state["residuals"].items()}
+        # Version 1 knew them by bucket, not by parameter.
+        self._residuals.load(state["residuals"] if state["version"] >= 2 else {})
         self._residuals_of = state["rank"]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -180,34 +184,115 @@ class DynamiQState:
         }
 
     def _node_size(self) -> int:
+        if self.topology not in ("auto", "hierarchical") or self.error_feedback:
+            return 1
         size = self._group().size()
         found = self.node_size
         if found is None:
-            # Of the whole job: only there do consecutive ranks share nodes for certain.
-            local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-            found = local if size == dist.get_world_size() and local >= 1 and size % local == 0 else 1
+            found = 1
+            if size == dist.get_world_size():  # only there do consecutive ranks share nodes for certain
+                found, differ = _local_world_size(self._group())
+                if differ and self.topology == "hierarchical":
+                    raise ValueError(differ)
+            found = 1 if size % found else found
         if size % found:
             raise ValueError(f"node_size {found} does not divide the group's {size} ranks")
         if self.topology == "hierarchical" and self.node_size is None and found == 1:
             raise ValueError('topology="hierarchical" needs node_size, or LOCAL_WORLD_SIZE in the environment')
-        return found if self.topology in ("auto", "hierarchical") and not self.error_feedback else 1
+        return found
 
     def _next_call(self) -> int:
         self.calls += 1
         return self.calls - 1
 
-    def _residual(self, bucket: int, like: torch.Tensor) -> torch.Tensor | None:
+    def _carried(self) -> "Residuals | None":
         if not self.error_feedback:
             return None
         if self._residuals_of is not None:
             if self._residuals_of != dist.get_rank(self.group):
-                self._residuals.clear()
+                self._residuals.load({})
             self._residuals_of = None
-        kept = self._residuals.get(bucket)
-        if kept is None or kept.numel() != like.numel():  # DDP rebuilds its buckets after the first step
-            kept = torch.zeros(like.numel(), dtype=torch.float32, device=like.device)
-        self._residuals[bucket] = kept = kept.to(like.device)
+        return self._residuals
+
+
+class Residuals:
+    """What error feedback carries, by parameter: DDP rebuilds its buckets after the first step.
+
+    A parameter's name is the bucket and the place where it was first seen, which a restarted run gives it again.
+    """
+
+    _CALLS = "calls"  # name of what ``all_reduce()`` outside a hook carries
+
+    def __init__(self):
+        self._names = WeakTensorKeyDictionary()
+        self.load({})
+
+    def load(self, saved: dict[str, torch.Tensor]) -> None:
+        """Takes over what ``saved()`` gave; drops everything else."""
+        self._pieces = {name: piece.clone() for name, piece in saved.items()}  # by name; views of flat tensors
+        self._flat: dict[int, tuple[list[str], torch.Tensor]] = {}  # by bucket: its parameters' names, all pieces
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def __getstate__(self) -> dict[str, torch.Tensor]:
+        return self.saved()
+
+    def __setstate__(self, saved: dict[str, torch.Tensor]) -> None:
+        self.__init__()
+        self.load(saved)
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        """fp32 tensors by name."""
+        return {name: piece.clone() for name, piece in self._pieces.items()}
+
+    def of_calls(self, like: torch.Tensor) -> torch.Tensor:
+        """The fp32 residual of a tensor outside a hook; zeros where the last one had another size."""
+        kept = self._piece(self._CALLS, like.numel(), like.device)
+        self._pieces[self._CALLS] = kept
         return kept
+
+    def of_bucket(self, bucket: dist.GradBucket) -> torch.Tensor:
+        """The fp32 residual of a bucket, laid out as its buffer."""
+        parameters, device = bucket.parameters(), bucket.buffer().device
+        for place, parameter in enumerate(parameters):
+            if parameter not in self._names:
+                self._names[parameter] = f"{bucket.index()}.{place}"
+        names = [self._names[parameter] for parameter in parameters]
+        known, flat = self._flat.get(bucket.index(), (None, None))
+        if known != names:
+            sizes = [parameter.numel() for parameter in parameters]
+            flat = torch.cat([self._piece(name, size, device) for name, size in zip(names, sizes, strict=True)])
+            self._pieces.update(zip(names, flat.split(sizes), strict=True))
+            self._flat[bucket.index()] = (names, flat)
+        return flat
+
+    def _piece(self, name: str, size: int, device: torch.device) -> torch.Tensor:
+        kept = self._pieces.get(name)
+        if kept is None or kept.numel() != size:
+            return torch.zeros(size, dtype=torch.float32, device=device)
+        return kept.to(device)
+
+
+# Per group: LOCAL_WORLD_SIZE, 1 where ranks differ; and then what to say about it.
+_node_sizes: "weakref.WeakKeyDictionary[dist.ProcessGroup, tuple[int, str]]" = weakref.WeakKeyDictionary()
+
+
+def _local_world_size(group: dist.ProcessGroup) -> tuple[int, str]:
+    """Collective where it is the group's first: rank 0 compares, so that every rank takes the same decision."""
+    if group not in _node_sizes:
+        store = c10d.PrefixStore("zipccl-local-world-size", c10d._world.pg_map[group][1])
+        store.set(str(group.rank()), os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if group.rank() == 0:
+            sizes = [store.get(str(rank)).decode() for rank in range(group.size())]
+            other = [rank for rank, size in enumerate(sizes) if size != sizes[0]]
+            store.set("other", " ".join(map(str, other)))
+        other = store.get("other").decode().split()
+        size = store.get("0").decode()
+        differ = f"LOCAL_WORLD_SIZE is {size} on rank 0, and not on ranks {', '.join(other)}: give node_size"
+        fits = not other and size.isdecimal() and int(size) > 0
+        _node_sizes[group] = (int(size) if fits else 1, differ if other else "")
+    return _node_sizes[group]
 
 
 # One per group, made at its first use and kept for its life: its calls must stay in order.
@@ -289,7 +374,8 @@ def all_reduce(tensor: torch.Tensor, state: DynamiQState, op: Any = dist.ReduceO
     scale = scale_of(op, group.size())
     with torch.no_grad():
         flat = tensor.detach().reshape(-1).contiguous()
-        residual = state._residual(-1, flat)
+        carried = state._carried()
+        residual = None if carried is None else carried.of_calls(flat)
         channel = _channel(group)
         channel.all_reduce(flat, state._options(), scale, state.seed, state._next_call(), [], residual, False).wait()
         if flat.data_ptr() != tensor.data_ptr():
@@ -361,7 +447,8 @@ def dynamiq_hook(state: DynamiQState, bucket: dist.GradBucket) -> torch.futures.
         future = channel.all_reduce_raw(buffer, scale, True)
     else:
         exempt = _exempt(state, bucket)
-        residual = state._residual(bucket.index(), buffer)
+        carried = state._carried()
+        residual = None if carried is None else carried.of_bucket(bucket)
         call = state._next_call()
         future = channel.all_reduce(buffer, state._options(), scale, state.seed, call, exempt, residual, True)
     return future.then(lambda done: done.value())  # DDP wants a future that Python has filled

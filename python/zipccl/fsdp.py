@@ -139,6 +139,8 @@ def _replace_replicas(group: Any, replicas: dist.ProcessGroup) -> None:
     changed = object.__new__(type(info))
     changed.__dict__.update(info.__dict__, replicate_process_group=replicas)
     group.mesh_info = changed
+    if group._all_reduce_process_group is not replicas:
+        raise RuntimeError(f"torch {torch.__version__}: FSDP2 finds HSDP's replicas elsewhere than this zipccl knows")
 
 
 def _same_group(state: DynamiQState, group: dist.ProcessGroup) -> None:
