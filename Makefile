@@ -16,7 +16,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CXX_FILES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 BUILD_FILES = setup.py $(shell find csrc -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
-SANITIZE := -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -Icsrc
+SANITIZE := -std=c++17 -O1 -g -pthread -fsanitize=address,undefined -fno-sanitize-recover=undefined -Icsrc
 BUILT := python/zipccl/_build_info.py
 
 help:  ## this list

@@ -3,6 +3,7 @@
     python benchmarks/codec.py                              64 KiB to 1 GiB on the CPU, or on the GPU if there is one
     python benchmarks/codec.py --tensor weights_bf16.bin    real values instead of synthetic ones
 
+code        fast and dense, or those that --code names
 bits        size of the frame, header and tables included, in bits per value (raw: 16)
 copy        bytes that copy_ reads plus bytes it writes, per second
 encode      bytes of raw tensor encoded per second; likewise decode
@@ -13,11 +14,11 @@ mismatches  values whose bits differ after encode and decode, counted at every s
 
 sum         on CUDA: raw bytes of 8 frames decoded and added up per second; limit: every frame read, the sum written
 
-All are timed in turns. On the CPU one thread runs. On CUDA each timing is one CUDA graph of several calls between two
-events, so that launch overhead does not count (--timing stream: calls on a stream, launch overhead included); up to the
-size of its L2 cache all of them, the copy too, find their data there. --max-sms keeps the codec to some of the GPU's
-multiprocessors. Other compressors that are installed here (rivals.py) are timed on the same bytes, on CUDA as calls on
-a stream. plot_codec.py draws the results.
+All are timed in turns. On the CPU one thread runs, or as many as --threads says. On CUDA each timing is one CUDA graph
+of several calls between two events, so that launch overhead does not count (--timing stream: calls on a stream, launch
+overhead included); up to the size of its L2 cache all of them, the copy too, find their data there. --max-sms keeps the
+codec to some of the GPU's multiprocessors. Other compressors that are installed here (rivals.py) are timed on the same
+bytes, on CUDA as calls on a stream. plot_codec.py draws the results.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def medians(timers: dict[str, CpuTimer | CudaTimer]) -> dict[str, float]:
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def measure(values: torch.Tensor, args: argparse.Namespace) -> dict:
-    form = {"code": args.code, "layout": args.layout, "checksum": args.checksum}
+def measure(values: torch.Tensor, code: str, args: argparse.Namespace) -> dict:
+    form = {"code": code, "layout": args.layout, "checksum": args.checksum}
     nbytes = values.nbytes
     room = torch.empty(_C.frame_bound(values, **form), dtype=torch.uint8, device=values.device)
     size = torch.zeros(1, dtype=torch.int64, device=values.device)
@@ -105,13 +106,14 @@ def measure(values: torch.Tensor, args: argparse.Namespace) -> dict:
     sms = args.max_sms
     calls: dict[str, Callable[[], object]] = {
         "encode": lambda: _C.encode_into(values, room, size, **form, max_sms=sms),
-        "decode": lambda: _C.decode_into(frame, out, max_sms=sms),
+        "decode": lambda: _C.decode_into(frame, out, max_sms=sms, code=code),
     }
     copied = torch.empty_like(values)
     calls["copy"] = lambda: copied.copy_(values)
     if values.is_cuda:
-        frames = [frame.clone() for _ in range(ADDENDS)]
-        calls["sum"] = lambda: _C.sum_into(frames, copied, max_sms=sms)
+        if code == "fast":
+            frames = [frame.clone() for _ in range(ADDENDS)]
+            calls["sum"] = lambda: _C.sum_into(frames, copied, max_sms=sms)
         seconds = medians({name: CudaTimer(call, nbytes, args.timing == "graph") for name, call in calls.items()})
     else:
         seconds = medians({name: CpuTimer(call, nbytes) for name, call in calls.items()})
@@ -120,6 +122,7 @@ def measure(values: torch.Tensor, args: argparse.Namespace) -> dict:
     rates = {name: nbytes / seconds[name] for name in ("encode", "decode")}
     row = {
         "bytes": nbytes,
+        "code": code,
         "frame_bytes": len(frame),
         "bits": 16 * len(frame) / nbytes,
         "copy_gbps": copy_rate / 1e9,
@@ -129,6 +132,8 @@ def measure(values: torch.Tensor, args: argparse.Namespace) -> dict:
         "decode_share": rates["decode"] / limit,
         "mismatches": harness.mismatches(values, out),
     }
+    if values.is_cuda:
+        row |= {"sum_gbps": None, "sum_share": None}
     if "sum" in seconds:
         row["sum_gbps"] = ADDENDS * nbytes / seconds["sum"] / 1e9
         row["sum_share"] = (nbytes + ADDENDS * len(frame)) / copy_rate / seconds["sum"]
@@ -137,6 +142,7 @@ def measure(values: torch.Tensor, args: argparse.Namespace) -> dict:
 
 COLUMNS = [
     ("bytes", "raw size", "size"),
+    ("code", "code", "s"),
     ("bits", "bits", ".3f"),
     ("copy_gbps", "copy GB/s", ".2f"),
     ("encode_gbps", "encode GB/s", ".2f"),
@@ -151,32 +157,24 @@ SUM_COLUMNS = [("sum_gbps", "sum GB/s", ".2f"), ("sum_share", "share", ".0%")]
 # ---- Rivals ---------------------------------------------------------------------------------------------------
 
 
-def measure_rival(rival: rivals.Rival, ours: dict, device: str) -> dict:
-    nbytes = ours["bytes"]
+def measure_rival(rival: rivals.Rival, ours: list[dict], device: str) -> dict:
+    """`ours`: this size's rows."""
+    nbytes = ours[0]["bytes"]
     timer = functools.partial(CudaTimer, graph=False, most_calls=8) if device == "cuda" else CpuTimer
     seconds = medians({"encode": timer(rival.encode, nbytes), "decode": timer(rival.decode, nbytes)})
-    rates = {way: nbytes / t / 1e9 for way, t in seconds.items()}
-    return {
-        "rival": rival.name,
-        "bytes": nbytes,
-        "bits": 16 * rival.packed_bytes / nbytes,
-        "encode_gbps": rates["encode"],
-        "encode_ratio": ours["encode_gbps"] / rates["encode"],
-        "decode_gbps": rates["decode"],
-        "decode_ratio": ours["decode_gbps"] / rates["decode"],
-        "exact": bool(rival.exact()),
-    }
+    row = {"rival": rival.name, "bytes": nbytes, "bits": 16 * rival.packed_bytes / nbytes}
+    for way, t in seconds.items():
+        row[f"{way}_gbps"] = nbytes / t / 1e9
+        row |= {f"{way}_ratio_{r['code']}": r[f"{way}_gbps"] / row[f"{way}_gbps"] for r in ours}
+    return row | {"exact": bool(rival.exact())}
 
 
-RIVAL_COLUMNS = [
-    ("bytes", "raw size", "size"),
-    ("rival", "rival", "s"),
-    ("bits", "bits", ".3f"),
-    ("encode_gbps", "encode GB/s", ".2f"),
-    ("encode_ratio", "zipccl is x", ".1f"),
-    ("decode_gbps", "decode GB/s", ".2f"),
-    ("decode_ratio", "zipccl is x", ".1f"),
-]
+def rival_columns(codes: list[str]) -> list[tuple[str, str, str]]:
+    columns = [("bytes", "raw size", "size"), ("rival", "rival", "s"), ("bits", "bits", ".3f")]
+    for way in ("encode", "decode"):
+        columns.append((f"{way}_gbps", f"{way} GB/s", ".2f"))
+        columns += [(f"{way}_ratio_{code}", f"{code} is x", ".1f") for code in codes]
+    return columns
 
 
 def main() -> int:
@@ -184,9 +182,10 @@ def main() -> int:
     harness.add_size_arguments(parser, "64K", "1G")
     harness.add_data_argument(parser)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--code", choices=["fast", "raw"], default="fast")
+    parser.add_argument("--code", choices=["fast", "dense", "raw"], nargs="+", default=["fast", "dense"])
     parser.add_argument("--layout", choices=["compact", "split"], default="compact")
     parser.add_argument("--checksum", action="store_true")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU only (default 1)")
     parser.add_argument("--max-sms", type=int, default=0, metavar="N", help="CUDA only; 0: all")
     parser.add_argument("--timing", choices=["graph", "stream"], default="graph", help="CUDA only")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -197,25 +196,29 @@ def main() -> int:
         parser.error("--device cuda: torch sees no GPU, or this zipccl was built without CUDA")
     device = "cuda" if args.device != "cpu" and usable else "cpu"
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     facts = machine.describe(device)
     source = harness.Values(args.tensor)
-    isa = f", one thread, {_C.best_isa()}" if device == "cpu" else ""
-    print(f"zipccl {zipccl.__version__}, code {args.code}, {args.layout} frames, on {facts['device']}{isa}")
+    isa = _C.isas()[-1]
+    how = args.timing if device == "cuda" else f"threads: {args.threads}, {isa}"
+    print(f"zipccl {zipccl.__version__}, {args.layout} frames, on {facts['device']}, {how}")
     print(f"values: {source.name}")
     table = harness.Table(COLUMNS + SUM_COLUMNS if device == "cuda" else COLUMNS)
-    rival_table = harness.Table(RIVAL_COLUMNS)
+    rival_table = harness.Table(rival_columns(args.code))
     table.head()
     for nbytes in sizes:
-        table.add(measure(source.take(nbytes // 2).to(device), args))
-    run = {"what": "codec", "code": args.code, "layout": args.layout, "checksum": args.checksum, "values": source.name}
-    run |= {"max_sms": args.max_sms, "timing": args.timing if device == "cuda" else "one thread"}
+        values = source.take(nbytes // 2).to(device)
+        for code in args.code:
+            table.add(measure(values, code, args))
+    run = {"what": "codec", "codes": args.code, "layout": args.layout, "checksum": args.checksum}
+    run |= {"values": source.name, "timing": how, "max_sms": args.max_sms}
     run |= {"rows": table.rows, "rivals": rival_table.rows}
     harness.write_json(args.json, facts | run)  # whatever becomes of the others
-    for ours in table.rows:
-        if device == "cpu" and ours["bytes"] > rivals.MAX_BYTES:
+    for nbytes in sizes:
+        if device == "cpu" and nbytes > rivals.MAX_BYTES:
             break
-        values = source.take(ours["bytes"] // 2).to(device)
+        values = source.take(nbytes // 2).to(device)
+        ours = [row for row in table.rows if row["bytes"] == nbytes]
         for rival in rivals.on_cuda(values) if device == "cuda" else rivals.on_cpu(values):
             if not rival_table.rows:
                 print("\nOther compressors on the same bytes:")

@@ -2,7 +2,7 @@
 
     python benchmarks/plot_codec.py results/codec-h200.json codec-h200.svg
 
-"limit" is what a copy in the same run allows for the bytes that a codec at zipccl's ratio must move.
+"limit" is what a copy in the same run allows for the bytes that a codec at the ratio of zipccl's first code must move.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ COLOURS = ["#0b62c4", "#8a8a8a", "#d1495b", "#edae49", "#2e933c", "#7b2d8b"]
 def series(facts: dict, way: str) -> dict[str, list[tuple[int, float]]]:
     """Name to (bytes, GB/s), by size. way: "encode" or "decode"."""
     rate, share = f"{way}_gbps", f"{way}_share"
-    lines = {
-        "zipccl": [(row["bytes"], row[rate]) for row in facts["rows"]],
-        "limit": [(row["bytes"], row[rate] / row[share]) for row in facts["rows"]],
-    }
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in facts["rows"]:
+        lines.setdefault(f"zipccl {row['code']}", []).append((row["bytes"], row[rate]))
+        if row["code"] == facts["codes"][0]:
+            lines.setdefault("limit", []).append((row["bytes"], row[rate] / row[share]))
     for row in facts["rivals"]:
         lines.setdefault(row["rival"], []).append((row["bytes"], row[rate]))
     return lines
@@ -98,7 +99,7 @@ def main() -> int:
     parser.add_argument("svg", type=Path)
     args = parser.parse_args()
     facts = json.loads(args.results.read_text())
-    if facts.get("what") != "codec" or not facts["rows"]:
+    if facts.get("what") != "codec" or not facts.get("codes"):
         parser.error(f"{args.results}: not results of codec.py")
     args.svg.write_text(draw(facts))
     return 0

@@ -240,7 +240,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--backend", choices=["both", "inner", "zipccl"], default="both", help="one of the two, or both"
     )
-    parser.add_argument("--dump", type=Path, metavar="DIR", help="save weights, gradients and activations as raw bf16")
+    parser.add_argument("--dump", type=Path, metavar="DIR", help="save weights, gradients and activations: dump.py")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--phase", help=argparse.SUPPRESS)  # set in the processes this script starts
     args = parser.parse_args()

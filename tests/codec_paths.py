@@ -1,4 +1,4 @@
-"""Every way of the codec through Python, as one interface over bytes: CPU scalar, CPU AVX2, CUDA."""
+"""Every way of the codec through Python, as one interface over bytes: CPU scalar, AVX2 and AVX-512, CUDA."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ class Path:
         return out.cpu()
 
 
+def cpu_path(isa: str):
+    lacking = pytest.mark.skipif(isa not in _C.isas(), reason=f"this processor has no {isa}")
+    return pytest.param(Path("cpu", isa), id=isa, marks=lacking)
+
+
 PATHS = [
-    pytest.param(Path("cpu", "scalar"), id="scalar"),
-    pytest.param(
-        Path("cpu", "avx2"), id="avx2", marks=pytest.mark.skipif(_C.best_isa() != "avx2", reason="needs AVX2")
-    ),
+    *map(cpu_path, ("scalar", "avx2", "avx512")),
     pytest.param(Path("cuda", "best"), id="cuda", marks=pytest.mark.cuda),
 ]
 

@@ -44,24 +44,43 @@ def test_codec(tmp_path, tensor_file):
     facts = json.loads((tmp_path / "codec.json").read_text())
     assert FACTS <= facts.keys() and facts["what"] == "codec" and facts["values"] == tensor_file.name
     rows = facts["rows"]
-    assert [row["bytes"] for row in rows] == [64 << 10, 128 << 10, 256 << 10]
+    sizes = [64 << 10, 128 << 10, 256 << 10]
+    assert [(row["bytes"], row["code"]) for row in rows] == [(n, code) for n in sizes for code in ("fast", "dense")]
     for row in rows:
-        frame = zipccl.compress(harness.Values(tensor_file).take(row["bytes"] // 2), checksum=False)
-        assert row["frame_bytes"] == len(frame) and row["mismatches"] == 0
-        assert row["bits"] == pytest.approx(16 * len(frame) / row["bytes"])
+        values = harness.Values(tensor_file).take(row["bytes"] // 2)
+        assert row["frame_bytes"] == len(zipccl.compress(values, row["code"], checksum=False))
+        assert row["mismatches"] == 0
+        assert row["bits"] == pytest.approx(16 * row["frame_bytes"] / row["bytes"])
         limit = row["copy_gbps"] / (1 + row["bits"] / 16)
         for way in ("encode", "decode"):
             assert row[f"{way}_gbps"] > 0
             assert row[f"{way}_share"] == pytest.approx(row[f"{way}_gbps"] / limit)
     for row in facts["rivals"]:
-        ours = next(r for r in rows if r["bytes"] == row["bytes"])
-        assert row["encode_ratio"] == pytest.approx(ours["encode_gbps"] / row["encode_gbps"])
+        for ours in (r for r in rows if r["bytes"] == row["bytes"]):
+            ratio = ours["encode_gbps"] / row["encode_gbps"]
+            assert row[f"encode_ratio_{ours['code']}"] == pytest.approx(ratio)
         assert row["exact"]
     svg = xml.etree.ElementTree.fromstring(plot_codec.draw(facts))
-    lines = {"zipccl", "limit"} | {row["rival"] for row in facts["rivals"]}
+    lines = {"zipccl fast", "zipccl dense", "limit"} | {row["rival"] for row in facts["rivals"]}
     assert len(svg.findall(".//{*}polyline")) == 2 * len(lines)
     assert lines | {"64K", "128K", "256K"} <= {element.text for element in svg.findall(".//{*}text")}
     assert "64 KiB" in done.stdout and "mismatches" in done.stdout
+
+
+def test_dtypes(tmp_path):
+    values = torch.randn(5000, generator=torch.Generator().manual_seed(4)).bfloat16()
+    for name, t in (("bfloat16", values), ("float32_of_bfloat16", values.float())):
+        (tmp_path / f"weights_{name}.bin").write_bytes(t.view(torch.uint8).numpy().tobytes())
+    command = [sys.executable, str(BENCHMARKS / "dtypes.py"), str(tmp_path), "--json", str(tmp_path / "dtypes.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "dtypes.json").read_text())["rows"]
+    assert [(r["dtype"], r["kind"], r["values"], r["raw_bits"]) for r in rows] == [
+        ("bfloat16", "weights", 5000, 16), ("float32 of bfloat16", "weights", 5000, 32),
+    ]  # fmt: skip
+    assert rows[0]["dense_bits"] == 8 * len(zipccl.compress(values, "dense", checksum=False)) / 5000
+    assert rows[1]["fast_bits"] >= 32 > 13 > rows[1]["dense_bits"]
+    assert "float32 of bfloat16" in done.stdout
 
 
 def test_collectives(tmp_path, tensor_file):

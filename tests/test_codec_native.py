@@ -11,7 +11,17 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [ROOT / "tests/fuzz/fuzz_decode.cpp", *sorted((ROOT / "csrc/codec").glob("*.cpp"))]
-FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc'}", "-fno-sanitize-recover=all"]
+FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-g",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    f"-I{ROOT / 'csrc'}",
+    "-fno-sanitize-recover=all",
+]
 
 ROUNDS = 1500  # about 15 seconds on an idle core
 

@@ -18,6 +18,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import corpus  # noqa: E402
+import dump  # noqa: E402
 import launch  # noqa: E402
 import netns  # noqa: E402
 import report  # noqa: E402
@@ -77,7 +78,8 @@ def test_dump_holds_training_tensors(demo):
     _, facts, directory = demo
     parameters = facts["runs"]["zipccl"]["0"]["parameters"]
     read = {
-        path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.bfloat16) for path in directory.iterdir()
+        path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.bfloat16)
+        for path in directory.glob("*.bin")
     }
     before, after = read.pop("weights_before_bf16.bin"), read.pop("weights_after_bf16.bin")
     gradients, activations = read.pop("grads_2workers_bf16.bin"), read.pop("activations_bf16.bin")
@@ -88,6 +90,27 @@ def test_dump_holds_training_tensors(demo):
     assert not torch.equal(gradients[:parameters], gradients[parameters:])
     for tensor in (before, after, gradients, activations):
         assert tensor.isfinite().all() and tensor.count_nonzero() > 0.3 * len(tensor)
+
+
+def test_dump_holds_every_dtype(demo):
+    directory = demo[2] / "dtypes"
+    read = {}
+    for path in directory.iterdir():
+        kind, name = path.stem.split("_", 1)
+        values = torch.frombuffer(bytearray(path.read_bytes()), dtype=getattr(torch, name.split("_of_")[0]))
+        read[kind, name] = values.double()
+        assert read[kind, name].isfinite().all() and read[kind, name].count_nonzero() > 0.3 * len(values)
+    assert len(read) == 3 * 8 and len({len(values) for (kind, _), values in read.items() if kind != "activations"}) == 1
+    for kind in ("weights", "gradients", "activations"):
+        exact = read[kind, "float64"]
+        assert not torch.equal(exact, exact.float().double()) or kind == "weights", "computed in double precision"
+        for name in ("bfloat16", "float16"):
+            assert torch.equal(read[kind, f"float32_of_{name}"], read[kind, name])
+            scale = dump.LOSS_SCALE if (kind, name) == ("gradients", "float16") else 1
+            assert (read[kind, name] - scale * exact).norm() < 0.1 * scale * exact.norm()
+        assert (read[kind, "float32"] - exact).norm() < 1e-3 * exact.norm()
+        for name, largest in (("float8_e4m3fn", 448), ("float8_e5m2", 57344)):
+            assert read[kind, name].abs().max() == largest
 
 
 def test_a_difference_of_one_bit_is_reported(demo):

@@ -2,6 +2,7 @@
 #include "backend/zip_backend.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 
@@ -10,6 +11,7 @@
 #include "backend/perform.h"
 #include "backend/work.h"
 #include "collectives/error.h"
+#include "collectives/torch_threads.h"
 
 namespace zipccl {
 
@@ -145,9 +147,11 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
   BackendOptions options = options_;
   if (call.only_zipped && options.of(call.op) == Mode::automatic) options.mode[static_cast<int>(call.op)] = Mode::zip;
   auto run = [state = state_, carrier = state_->zip ? state_->zip : cpu_, options, may_zip = may_zip(call),
-              what = describe(call), call = std::move(call), modes = at::ThreadLocalState()] {
+              what = describe(call), call = std::move(call), modes = at::ThreadLocalState(),
+              threads = at::get_num_threads()] {
     // The caller's word on no_grad and inference mode counts for whoever writes to the outputs.
     at::ThreadLocalStateGuard as_caller(modes);
+    const ThreadLimit as_many(threads);
     naming(what, [&] {
       try {
         const Messages messages(carrier, call.patience.timeout, state->scratch);
@@ -211,7 +215,8 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
                                            std::vector<at::Tensor>{});
   auto decision = std::make_shared<Decision>();
   worker_->submit(
-      [state = state_, frame, automatic, op, bytes, decision] {
+      [state = state_, frame, automatic, op, bytes, decision, threads = at::get_num_threads()] {
+        const ThreadLimit as_many(threads);
         const Messages messages(state->zip, c10d::kUnsetTimeout, state->scratch);
         const std::string what = "zipccl explain";
         *decision =

@@ -8,6 +8,7 @@
 #include "bindings/bindings.h"
 #include "collectives/engine.h"
 #include "collectives/error.h"
+#include "collectives/torch_threads.h"
 
 #ifdef ZIPCCL_WITH_CUDA
 #include <c10/cuda/CUDAGuard.h>
@@ -16,11 +17,13 @@
 namespace zipccl {
 
 namespace {
+constexpr std::pair<const char*, Isa> kIsas[] = {
+    {"best", Isa::best}, {"scalar", Isa::scalar}, {"avx2", Isa::avx2}, {"avx512", Isa::avx512}};
+
 Isa parse_isa(const std::string& name) {
-  if (name == "best") return Isa::best;
-  if (name == "scalar") return Isa::scalar;
-  if (name == "avx2") return Isa::avx2;
-  throw py::value_error("isa must be \"best\", \"scalar\" or \"avx2\", not \"" + name + "\"");
+  for (const auto& isa : kIsas)
+    if (name == isa.first) return isa.second;
+  throw py::value_error("isa must be \"best\", \"scalar\", \"avx2\" or \"avx512\", not \"" + name + "\"");
 }
 
 FrameOptions parse_options(const at::Tensor& t, const std::string& code, const std::string& layout, bool checksum) {
@@ -84,7 +87,8 @@ at::Tensor compress(const at::Tensor& t, const std::string& code, const std::str
   int64_t bytes;
   if (t.is_cpu()) {
     uint64_t written = 0;
-    check(encode(src.const_data_ptr(), src.numel(), options, frame.mutable_data_ptr(), frame.numel(), &written, isa),
+    check(encode(src.const_data_ptr(), src.numel(), options, frame.mutable_data_ptr(), frame.numel(), &written, isa,
+                 torch_threads(src.nbytes())),
           "zipccl compress");
     bytes = static_cast<int64_t>(written);
   } else {
@@ -117,7 +121,8 @@ at::Tensor decompress(at::Tensor frame, const std::string& isa_name) {
   FrameInfo info = info_of(frame);  // before anything of the size it names is allocated
   at::Tensor out = engine->empty(static_cast<int64_t>(info.count), scalar_type(info.dtype));
   if (frame.is_cpu()) {
-    check(decode(frame.const_data_ptr(), frame.numel(), info.dtype, info.count, out.mutable_data_ptr(), isa),
+    check(decode(frame.const_data_ptr(), frame.numel(), info.dtype, info.count, out.mutable_data_ptr(), isa,
+                 torch_threads(out.nbytes())),
           "zipccl decompress");
     return out;
   }
@@ -202,7 +207,14 @@ void bind_codec(py::module_& m) {
         return frame_bound(parse_options(t, code, layout, checksum), t.numel());
       },
       py::arg("tensor"), py::arg("code") = "fast", py::arg("layout") = "compact", py::arg("checksum") = false);
-  m.def("best_isa", [] { return best_isa() == Isa::avx2 ? "avx2" : "scalar"; });
+  m.def("isas", [] {  // those of this processor, the one that "best" stands for last
+    std::vector<std::string> names;
+    for (const auto& isa : kIsas)
+      if (isa.second != Isa::best && isa.second != best_isa() && has_isa(isa.second)) names.push_back(isa.first);
+    for (const auto& isa : kIsas)
+      if (isa.second == best_isa()) names.push_back(isa.first);
+    return names;
+  });
 }
 
 }  // namespace zipccl

@@ -9,10 +9,10 @@
 //   - Memory is the caller's. encode() never writes outside [dst, dst + capacity), decode() never outside
 //     [dst, dst + dst_bytes) and never reads outside [frame, frame + available), whatever the frame holds.
 //   - src and dst of values must be aligned to their dtype; frames to 16 bytes on CUDA, to nothing on the CPU.
-//   - Frames are deterministic: they depend on the input and FrameOptions alone, not on device, ISA or timing.
+//   - Frames are deterministic: they depend on the input and FrameOptions alone, not on device, ISA, threads or timing.
 //   - Bytes a frame does not use (padding, holes) are zero.
-//   - Nothing here allocates (decode_sum() on the CPU: one small record per input), throws, or keeps state; every
-//   function may be called from many threads.
+//   - Nothing here allocates (decode_sum() on the CPU: a record per input and room per thread), throws, or keeps state;
+//   every function may be called from many threads.
 //
 // No torch in this layer.
 #pragma once
@@ -68,21 +68,31 @@ FrameHeader make_header(const FrameOptions& options, uint64_t count, uint64_t fr
 
 // ---- CPU ------------------------------------------------------------------------------------------------------
 
-enum class Isa { best, scalar, avx2 };
+enum class Isa { best, scalar, avx2, avx512 };
 
-// The instruction set Isa::best stands for on this processor.
+// The instruction set Isa::best stands for: the last of those that this processor has, or the one that the environment
+// names by ZIPCCL_ISA=scalar, avx2 or avx512, where it has that.
 Isa best_isa();
+bool has_isa(Isa isa);
+
+// Threads that a call may use. run() calls work(argument) on the calling thread and, at the same time or not, up to n -
+// 1 times more on others, and returns when all calls have ended; null: no others. Results do not depend on it.
+struct Threads {
+  int n = 1;
+  void (*run)(int n, void (*work)(void*), void* argument) = nullptr;
+};
 
 // Encodes src[count] into dst. *written gets the frame's size.
 // Status: bad_argument, no_room (capacity below frame_bound() is allowed and fails only when really too small),
 // unsupported (an ISA this processor lacks).
 Status encode(const void* src, uint64_t count, const FrameOptions& options, void* dst, uint64_t capacity,
-              uint64_t* written, Isa isa = Isa::best);
+              uint64_t* written, Isa isa = Isa::best, const Threads& threads = {});
 
 // Decodes a frame into dst. `available` may exceed the frame's size (padded collectives); fewer is Status::truncated.
 // The frame must hold exactly (dtype, count), else Status::unexpected and dst is untouched. On any other error dst is
 // partly written and must be discarded.
-Status decode(const void* frame, uint64_t available, DType dtype, uint64_t count, void* dst, Isa isa = Isa::best);
+Status decode(const void* frame, uint64_t available, DType dtype, uint64_t count, void* dst, Isa isa = Isa::best,
+              const Threads& threads = {});
 
 // Sums what n ranks sent (ZipCCL section 4.2, reduce-scatter): for every value i
 //   dst[i] = round((scale * x_0[i] + scale * x_1[i] + ... ) / divisor)
@@ -106,7 +116,7 @@ bool can_sum(DType in, DType out);
 
 // *bad gets the index of the input that was at fault, -1 if none was.
 Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOptions& options, void* dst, int* bad,
-                  Isa isa = Isa::best);
+                  Isa isa = Isa::best, const Threads& threads = {});
 
 // Checksum of format/frame.h over `bytes` bytes (a multiple of 4).
 uint64_t payload_checksum(const void* payload, uint64_t bytes);

@@ -1,12 +1,8 @@
-// Tiles of Code::dense with AVX2: the levels of codes. Whole tiles only: the last, shorter tile of a tensor goes to the
-// scalar kernels.
-//
-// A level takes an array of symbols, 32 at a time, packs their codes, and gathers the symbols that no code names in the
-// array of the next level; the decoder goes through the levels backwards and spreads them. Both move 8 bytes at a time
-// by a shuffle from a table.
-#include "codec/dense_avx2.h"
-
+// Tiles of Code::dense with AVX2: the levels of codes, 32 symbols at a time. Unnamed symbols are gathered and spread by
+// shuffles from a table, 8 at a time.
 #include <array>
+
+#include "codec/dense_simd.h"
 
 #if defined(__x86_64__)
 
@@ -15,7 +11,6 @@ namespace cpu {
 namespace {
 
 constexpr uint32_t kAtOnce = 32;
-constexpr uint32_t kRoom = kTileValues + kAtOnce;  // kernels read and write that much behind an array
 
 // For each set of 8 bytes: where they come from when those in the set are moved to the front, and, to undo that, where
 // each byte of the set finds its own (0x80: not in the set, zero).
@@ -86,24 +81,17 @@ ZIPCCL_AVX2 dense::Choice choose(const uint8_t* symbols) {
   return dense::choose(mean, h, zeros, kTileValues);
 }
 
-// Codes of a level by the place of a symbol: its distance from base - 7, which is 0 to 11 for all that codes name.
 struct LevelCodes {
-  __m256i of_place;
-  __m256i first;    // base - 7
-  __m256i of_zero;  // for symbol 0, which shape zeros names at level 1: -1 where its place says nothing
+  __m256i of_place;  // level_codes()
+  __m256i first;     // base - 7
+  __m256i of_zero;   // -1 where names_zero()
 };
 
-ZIPCCL_AVX2 LevelCodes level_codes(dense::Choice choice, int level) {
-  const uint32_t named = dense::level_symbols(choice.shape, choice.base, level);
+ZIPCCL_AVX2 LevelCodes codes_of_level(dense::Choice choice, int level) {
   alignas(16) uint8_t codes[16];
-  std::memset(codes, 3, sizeof(codes));
-  const bool zeros = choice.shape == dense::Shape::zeros;
-  for (int c = 2; c >= 0; --c) {
-    if (zeros && level == 0 && c == 0) continue;
-    codes[((named >> (8 * c)) - choice.base + 7) & 0xFF] = static_cast<uint8_t>(c);
-  }
+  level_codes(choice, level, codes);
   const __m128i one = _mm_load_si128(reinterpret_cast<const __m128i*>(codes));
-  return {_mm256_broadcastsi128_si256(one), bytes(choice.base - 7), bytes(zeros && level == 0 ? -1 : 0)};
+  return {_mm256_broadcastsi128_si256(one), bytes(choice.base - 7), bytes(names_zero(choice, level) ? -1 : 0)};
 }
 
 ZIPCCL_AVX2 inline __m256i code_of(const LevelCodes& codes, __m256i symbols) {
@@ -139,10 +127,9 @@ ZIPCCL_AVX2 inline __m256i first_bytes(uint32_t n) {
   return _mm256_cmpgt_epi8(bytes(static_cast<int>(n < kAtOnce ? n : kAtOnce)), i);
 }
 
-// One level: codes of symbols[n] to `to`, up to 8 bytes more than it has; unnamed symbols to `left`, whose number it
-// returns. `left` may be `symbols`: it is written no further than it has been read, 8 bytes at a time.
-ZIPCCL_AVX2 uint32_t encode_level(const LevelCodes& codes, const uint8_t* symbols, uint32_t n, uint8_t* to,
+ZIPCCL_AVX2 uint32_t encode_level(dense::Choice choice, int level, const uint8_t* symbols, uint32_t n, uint8_t* to,
                                   uint8_t* left) {
+  const LevelCodes codes = codes_of_level(choice, level);
   uint8_t* end = left;
   for (uint32_t i = 0; i < n; i += kAtOnce) {
     const __m256i v = load256(symbols + i);
@@ -155,22 +142,6 @@ ZIPCCL_AVX2 uint32_t encode_level(const LevelCodes& codes, const uint8_t* symbol
   return static_cast<uint32_t>(end - left);
 }
 
-// Unnamed codes among the first n.
-ZIPCCL_AVX2 inline uint32_t count_unnamed(const uint8_t* codes, uint32_t n) {
-  uint64_t count = 0;
-  uint32_t i = 0;
-  for (; i + kAtOnce <= n; i += kAtOnce) {
-    const uint64_t x = load<uint64_t>(codes + i / 4);
-    count += static_cast<uint64_t>(_mm_popcnt_u64(x & x >> 1 & 0x5555555555555555));
-  }
-  if (i < n) {
-    const uint64_t x = _bzhi_u64(load<uint64_t>(codes + i / 4), 2 * (n - i));
-    count += static_cast<uint64_t>(_mm_popcnt_u64(x & x >> 1 & 0x5555555555555555));
-  }
-  return static_cast<uint32_t>(count);
-}
-
-// One level backwards: symbols of n elements from their codes and the symbols of the unnamed ones.
 ZIPCCL_AVX2 void decode_level(uint32_t named, const uint8_t* codes, uint32_t n, const uint8_t* left, uint8_t* symbols) {
   const __m256i s0 = bytes(static_cast<int>(named)), s1 = bytes(static_cast<int>(named >> 8)),
                 s2 = bytes(static_cast<int>(named >> 16));
@@ -184,83 +155,18 @@ ZIPCCL_AVX2 void decode_level(uint32_t named, const uint8_t* codes, uint32_t n, 
   }
 }
 
-ZIPCCL_AVX2 DenseTile encode(const dense::Format& format, const uint8_t* src, uint32_t m, uint8_t* unit,
-                             uint8_t* dynamic) {
-  if (m != kTileValues) return kDenseScalar.encode(format, src, m, unit, dynamic);
-  if (all_equal(src, format.bytes)) {
-    std::memcpy(dynamic, src, format.bytes);
-    return {dense::kConstant, 0, format.bytes};
-  }
-  const auto raw = [&]() -> DenseTile {
-    std::memcpy(unit, src, static_cast<size_t>(format.bytes) * kTileValues);
-    return {dense::kRaw, 0, 0};
-  };
-  if (format.exponent_bits == 0) return raw();
-
-  alignas(32) uint8_t symbols[kRoom];
-  uint64_t mantissas = 0;
-  if (!dense_symbols(format, src, symbols, &mantissas)) return raw();
-  const uint32_t rest = dense::choose_rest(format, mantissas), bits = dense::rest_bits(format, rest);
-  const uint32_t rests = dense::rest_bytes(bits, kTileValues);
-  const dense::Choice choice = choose(symbols);
-
-  alignas(32) uint8_t codes[kTileValues / 4];
-  alignas(32) uint8_t left[kRoom];
-  uint32_t n = encode_level(level_codes(choice, 0), symbols, kTileValues, codes, left), size = 0;
-  for (int level = 1; level < dense::kLevels; ++level) {
-    uint8_t* const to = dynamic + size;
-    size += dense::level_bytes(n);
-    n = encode_level(level_codes(choice, level), left, n, to, left);
-  }
-  if (!dense::window_pays(format, bits, size + n, kTileValues)) return raw();
-  std::memcpy(dynamic + size, left, n);
-  dense_write_rests(format, bits, src, unit);
-  std::memcpy(unit + rests, codes, sizeof(codes));
-  return {static_cast<uint8_t>(dense::kShapes * rest + static_cast<uint32_t>(choice.shape)), choice.base,
-          static_cast<uint16_t>(size + n)};
-}
-
-ZIPCCL_AVX2 bool decode_symbols(DenseTile tile, const uint8_t* codes, const uint8_t* dynamic, uint8_t* symbols) {
-  const uint8_t* level_codes[dense::kLevels] = {codes};
-  uint32_t count[dense::kLevels + 1] = {kTileValues, count_unnamed(codes, kTileValues)}, used = 0;
-  for (int level = 1; level < dense::kLevels; ++level) {
-    level_codes[level] = dynamic + used;
-    used += dense::level_bytes(count[level]);
-    if (used > tile.dynamic) return false;
-    count[level + 1] = count_unnamed(level_codes[level], count[level]);
-  }
-  if (used + count[dense::kLevels] != tile.dynamic) return false;
-
-  alignas(32) uint8_t room[2][kRoom];
-  const uint8_t* left = dynamic + used;
-  for (int level = dense::kLevels - 1; level >= 0; --level) {
-    uint8_t* const to = level == 0 ? symbols : room[level % 2];
-    const uint32_t named = dense::level_symbols(dense::shape_of(tile.mode), tile.base, level);
-    decode_level(named, level_codes[level], count[level], left, to);
-    left = to;
-  }
-  return true;
-}
-
-ZIPCCL_AVX2 bool decode(const dense::Format& format, DenseTile tile, const uint8_t* unit, const uint8_t* dynamic,
-                        uint32_t m, uint8_t* dst) {
-  if (m != kTileValues || tile.mode == dense::kConstant) {
-    return kDenseScalar.decode(format, tile, unit, dynamic, m, dst);
-  }
-  if (tile.mode == dense::kRaw) {
-    std::memcpy(dst, unit, static_cast<size_t>(format.bytes) * kTileValues);
-    return true;
-  }
-  const uint32_t bits = dense::rest_bits(format, dense::rest_of(tile.mode));
-  alignas(32) uint8_t symbols[kRoom];
-  if (!decode_symbols(tile, unit + dense::rest_bytes(bits, kTileValues), dynamic, symbols)) return false;
-  dense_join(format, bits, unit, symbols, dst);
-  return true;
-}
+struct Levels {
+  static constexpr auto all_equal = cpu::all_equal;
+  static constexpr auto choose = cpu::choose;
+  static constexpr auto encode_level = cpu::encode_level;
+  static constexpr auto decode_level = cpu::decode_level;
+  static constexpr auto split = dense_split;
+  static constexpr auto join = dense_join;
+};
 
 }  // namespace
 
-const DenseKernels kDenseAvx2 = {encode, decode};
+const DenseKernels kDenseAvx2 = {encode_dense_tile<Levels>, decode_dense_tile<Levels>};
 
 }  // namespace cpu
 }  // namespace zipccl

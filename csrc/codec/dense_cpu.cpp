@@ -1,15 +1,16 @@
 // Code::dense above the tile: tables and groups. The tiles themselves are the kernels' business.
 //
-// Groups are written one after the other, each the units of its tiles, then their dynamic bytes.
+// The part of a group: the units of its tiles, then their dynamic bytes. Parts follow each other.
 #include <algorithm>
 
 #include "codec/cpu.h"
+#include "codec/workers.h"
 
 namespace zipccl {
 namespace cpu {
 namespace {
 
-constexpr uint32_t kMostUnitBytes = 8 * kTileValues;  // elements have at most 8 bytes
+constexpr uint64_t kMostUnitsBytes = 8 * kGroupValues;  // elements have at most 8 bytes
 
 uint64_t group_end_tile(uint64_t elements, uint64_t group) {
   return std::min((group + 1) * kGroupTiles, tile_count(elements));
@@ -26,106 +27,90 @@ void write_tile(uint8_t* frame, uint64_t elements, uint64_t tile, const DenseTil
   frame[tile_base_begin(elements) + tile] = t.base;
 }
 
+struct Encoder {
+  const DenseKernels& kernels;
+  const dense::Format format;
+  const uint8_t* src;
+  uint64_t elements;
+  uint8_t* frame;
+
+  // Most bytes that units of group g take while they are made.
+  uint64_t room(uint64_t g) const {
+    return align_up(format.bytes * std::min(kGroupValues, elements - g * kGroupValues));
+  }
+
+  // Group g: its tile entries, and its units to `units`.
+  Part encode_group(uint64_t g, uint8_t* units, uint8_t* dynamic) const {
+    Part part = {0, 0};
+    for (uint64_t t = g * kGroupTiles; t < group_end_tile(elements, g); ++t) {
+      const uint32_t m = static_cast<uint32_t>(values_in_tile(elements, t));
+      const DenseTile tile =
+          kernels.encode(format, src + format.bytes * kTileValues * t, m, units + part.units, dynamic + part.dynamic);
+      write_tile(frame, elements, t, tile);
+      part.units += dense::unit_bytes(format, tile.mode, m);
+      part.dynamic += tile.dynamic;
+    }
+    return part;
+  }
+};
+
 }  // namespace
 
 Status encode_dense(const DenseKernels& kernels, const void* src, DType dtype, uint64_t count, uint8_t* frame,
-                    uint64_t capacity, uint64_t* written) {
+                    uint64_t capacity, uint64_t* written, const Threads& threads) {
   const dense::Format format = dense::format_of(dtype);
   const uint64_t elements = dense::element_count(dtype, count), parts_begin = tables_end(elements);
+  const uint64_t groups = group_count(elements);
   if (capacity < parts_begin) return Status::no_room;
   std::memset(frame + kHeaderBytes, 0, parts_begin - kHeaderBytes);
 
-  // The dynamic bytes of a group follow its last unit, whose end is not known before the group is done.
-  uint8_t dynamic[kGroupTiles * dense::kMaxDynamic + kDenseSlack];
-  // A unit goes straight to its place unless the frame's end is too near to be sure that it fits.
-  uint8_t spare[kMostUnitBytes];
-
-  const uint8_t* values = static_cast<const uint8_t*>(src);
-  uint64_t pos = parts_begin;
-  for (uint64_t g = 0; g < group_count(elements); ++g) {
-    store(frame + group_table_begin() + 8 * g, pos - parts_begin);
-    uint64_t dynamic_size = 0;
-    for (uint64_t t = g * kGroupTiles; t < group_end_tile(elements, g); ++t) {
-      const uint32_t m = static_cast<uint32_t>(values_in_tile(elements, t));
-      const bool in_place = capacity - pos >= kMostUnitBytes;
-      uint8_t* const unit = in_place ? frame + pos : spare;
-      const DenseTile tile = kernels.encode(format, values, m, unit, dynamic + dynamic_size);
-      const uint32_t size = dense::unit_bytes(format, tile.mode, m);
-      if (!in_place) {
-        if (capacity - pos < size) return Status::no_room;
-        std::memcpy(frame + pos, spare, size);
-      }
-      write_tile(frame, elements, t, tile);
-      pos += size;
-      dynamic_size += tile.dynamic;
-      values += static_cast<uint64_t>(format.bytes) * m;
-    }
-    if (capacity - pos < align_up(dynamic_size)) return Status::no_room;
-    std::memcpy(frame + pos, dynamic, dynamic_size);
-    std::memset(frame + pos + dynamic_size, 0, align_up(dynamic_size) - dynamic_size);
-    pos += align_up(dynamic_size);
-  }
-  *written = pos;
-  return Status::ok;
+  const Encoder encoder = {kernels, format, static_cast<const uint8_t*>(src), elements, frame};
+  return encode_groups<kMostUnitsBytes, kGroupTiles * dense::kMaxDynamic + kDenseSlack>(
+      encoder, groups, parts_begin, frame, capacity, written, threads);
 }
 
-DenseReader::DenseReader(const DenseKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, DType dtype,
-                         uint64_t count)
+DenseFrame::DenseFrame(const DenseKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, DType dtype,
+                       uint64_t count)
     : kernels_(kernels),
       frame_(frame),
       frame_bytes_(frame_bytes),
       format_(dense::format_of(dtype)),
-      elements_(dense::element_count(dtype, count)),
-      pos_(tables_end(elements_)) {}
+      elements_(dense::element_count(dtype, count)) {}
 
-Status DenseReader::next_group(void* dst) {
-  const uint64_t first = group_ * kGroupTiles, end = group_end_tile(elements_, group_);
-  if (load<uint64_t>(frame_ + group_table_begin() + 8 * group_) != pos_ - tables_end(elements_)) {
-    return Status::bad_table;
-  }
-  uint64_t units_size = 0, dynamic_size = 0;
+Status DenseFrame::decode_group(uint64_t g, uint8_t* dst) const {
+  const uint64_t parts_begin = tables_end(elements_), parts_bytes = frame_bytes_ - parts_begin;
+  const uint8_t* const table = frame_ + group_table_begin();
+  const uint64_t first = g * kGroupTiles, end = group_end_tile(elements_, g), begin = load<uint64_t>(table + 8 * g);
+  if (begin > parts_bytes || (g == 0 && begin != 0)) return Status::bad_table;
+  Part part = {0, 0};
   for (uint64_t t = first; t < end; ++t) {
     const uint32_t m = static_cast<uint32_t>(values_in_tile(elements_, t));
     const DenseTile tile = read_tile(frame_, elements_, t);
     if (!dense::valid_tile(format_, tile.mode, tile.base, tile.dynamic, m)) return Status::bad_tile;
-    units_size += dense::unit_bytes(format_, tile.mode, m);
-    dynamic_size += tile.dynamic;
+    part.units += dense::unit_bytes(format_, tile.mode, m);
+    part.dynamic += tile.dynamic;
   }
-  const uint64_t part = units_size + align_up(dynamic_size);
-  if (frame_bytes_ - pos_ < part) return Status::bad_table;
+  if (parts_bytes - begin < part.bytes()) return Status::bad_table;
 
-  const uint8_t* unit = frame_ + pos_;
-  const uint8_t* dynamic = unit + units_size;
+  const uint8_t* unit = frame_ + parts_begin + begin;
+  const uint8_t* dynamic = unit + part.units;
   uint8_t tail[kGroupTiles * dense::kMaxDynamic + kDenseSlack];
-  if (frame_bytes_ - pos_ - units_size < dynamic_size + kDenseSlack) {  // too near the end for the kernels' slack
-    std::memcpy(tail, dynamic, dynamic_size);
-    std::memset(tail + dynamic_size, 0, kDenseSlack);
+  if (parts_bytes - begin - part.units < part.dynamic + kDenseSlack) {  // too near the end for the kernels' slack
+    std::memcpy(tail, dynamic, part.dynamic);
+    std::memset(tail + part.dynamic, 0, kDenseSlack);
     dynamic = tail;
   }
-  uint8_t* to = static_cast<uint8_t*>(dst);
   for (uint64_t t = first; t < end; ++t) {
     const uint32_t m = static_cast<uint32_t>(values_in_tile(elements_, t));
     const DenseTile tile = read_tile(frame_, elements_, t);
-    if (!kernels_.decode(format_, tile, unit, dynamic, m, to)) return Status::bad_escapes;
+    if (!kernels_.decode(format_, tile, unit, dynamic, m, dst)) return Status::bad_escapes;
     unit += dense::unit_bytes(format_, tile.mode, m);
     dynamic += tile.dynamic;
-    to += static_cast<uint64_t>(format_.bytes) * m;
+    dst += static_cast<uint64_t>(format_.bytes) * m;
   }
-  pos_ += part;
-  ++group_;
-  return Status::ok;
-}
-
-Status decode_dense(const DenseKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, DType dtype,
-                    uint64_t count, void* dst) {
-  DenseReader reader(kernels, frame, frame_bytes, dtype, count);
-  const uint64_t elements = dense::element_count(dtype, count);
-  const uint64_t group_bytes = kGroupValues * dense::format_of(dtype).bytes;
-  for (uint64_t g = 0; g < group_count(elements); ++g) {
-    const Status status = reader.next_group(static_cast<uint8_t*>(dst) + g * group_bytes);
-    if (status != Status::ok) return status;
-  }
-  return reader.at_end() ? Status::ok : Status::bad_table;
+  // Groups that all end where the next one begins, and the last one where the frame ends, leave no gaps.
+  const uint64_t behind = g + 1 < group_count(elements_) ? load<uint64_t>(table + 8 * (g + 1)) : parts_bytes;
+  return begin + part.bytes() == behind ? Status::ok : Status::bad_table;
 }
 
 }  // namespace cpu

@@ -1,7 +1,7 @@
 // Tiles of Code::dense with AVX2: between elements and their symbols and rests. Whole tiles only.
 //
 // Doubles are left to the compiler: seven of their eight bytes are copied whatever one does.
-#include "codec/dense_avx2.h"
+#include "codec/dense_simd.h"
 
 #if defined(__x86_64__)
 
@@ -81,23 +81,15 @@ struct Eleven {
 
 // ---- 2-byte elements: bf16 and f16 -------------------------------------------------------------------------------
 
-template <int kMantissa, int kExponent>
-ZIPCCL_AVX2 void symbols_of_2(const uint8_t* src, uint8_t* symbols) {
-  const __m256i mask = _mm256_set1_epi16((1 << kExponent) - 1);
-  for (uint32_t i = 0; i < kTile; i += kAtOnce) {
-    const __m256i a = _mm256_and_si256(_mm256_srli_epi16(load256(src + 2 * i), kMantissa), mask);
-    const __m256i b = _mm256_and_si256(_mm256_srli_epi16(load256(src + 2 * i + 32), kMantissa), mask);
-    store256(symbols + i, to_bytes(a, b));
-  }
-}
-
-ZIPCCL_AVX2 void write_rests_bf16(const uint8_t* src, uint8_t* unit) {
+ZIPCCL_AVX2 void split_bf16(const uint8_t* src, uint8_t* symbols, uint8_t* unit) {
   const __m256i low_mask = _mm256_set1_epi16(0xFF);
   for (uint32_t i = 0; i < kTile; i += kAtOnce) {
     const __m256i a = load256(src + 2 * i), b = load256(src + 2 * i + 32);
     const __m256i low = _mm256_packus_epi16(_mm256_and_si256(a, low_mask), _mm256_and_si256(b, low_mask));
     const __m256i high = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
     store256(unit + i, swap_middle(select(bytes(0x80), high, low)));
+    const __m256i low_bit = _mm256_cmpgt_epi8(_mm256_setzero_si256(), low);  // -1 where set
+    store256(symbols + i, swap_middle(_mm256_sub_epi8(_mm256_add_epi8(high, high), low_bit)));
   }
 }
 ZIPCCL_AVX2 void join_bf16(const uint8_t* unit, const uint8_t* symbols, uint8_t* dst) {
@@ -115,9 +107,13 @@ ZIPCCL_AVX2 inline __m256i rest_of_f16(__m256i v) {
   return _mm256_or_si256(_mm256_and_si256(v, _mm256_set1_epi16(0x3FF)),
                          _mm256_slli_epi16(_mm256_srli_epi16(v, 15), 10));
 }
-ZIPCCL_AVX2 void write_rests_f16(const uint8_t* src, uint8_t* unit) {
+ZIPCCL_AVX2 void split_f16(const uint8_t* src, uint8_t* symbols, uint8_t* unit) {
+  const __m256i mask = _mm256_set1_epi16(31);
   for (uint32_t i = 0; i < kTile; i += kAtOnce) {
-    Eleven::put(unit, i, rest_of_f16(load256(src + 2 * i)), rest_of_f16(load256(src + 2 * i + 32)));
+    const __m256i a = load256(src + 2 * i), b = load256(src + 2 * i + 32);
+    Eleven::put(unit, i, rest_of_f16(a), rest_of_f16(b));
+    store256(symbols + i, to_bytes(_mm256_and_si256(_mm256_srli_epi16(a, 10), mask),
+                                   _mm256_and_si256(_mm256_srli_epi16(b, 10), mask)));
   }
 }
 ZIPCCL_AVX2 inline __m256i join_words_f16(__m256i rest, __m256i e) {
@@ -136,18 +132,12 @@ ZIPCCL_AVX2 void join_f16(const uint8_t* unit, const uint8_t* symbols, uint8_t* 
 
 // ---- 1-byte elements: e4m3 (rests of 4 bits) and e5m2 (of 3) ----------------------------------------------------
 
-template <int kMantissa>
-ZIPCCL_AVX2 void symbols_of_1(const uint8_t* src, uint8_t* symbols) {
-  const __m256i mask = bytes((0x80 >> kMantissa) - 1);
-  for (uint32_t i = 0; i < kTile; i += kAtOnce) {
-    store256(symbols + i, _mm256_and_si256(_mm256_srli_epi16(load256(src + i), kMantissa), mask));
-  }
-}
-ZIPCCL_AVX2 void write_rests_e4m3(const uint8_t* src, uint8_t* unit) {
+ZIPCCL_AVX2 void split_e4m3(const uint8_t* src, uint8_t* symbols, uint8_t* unit) {
   for (uint32_t i = 0; i < kTile; i += kAtOnce) {
     const __m256i v = load256(src + i);
     put_fours(unit, i,
               _mm256_or_si256(_mm256_and_si256(v, bytes(7)), _mm256_and_si256(_mm256_srli_epi16(v, 4), bytes(8))));
+    store256(symbols + i, _mm256_and_si256(_mm256_srli_epi16(v, 3), bytes(15)));
   }
 }
 ZIPCCL_AVX2 void join_e4m3(const uint8_t* unit, const uint8_t* symbols, uint8_t* dst) {
@@ -158,11 +148,12 @@ ZIPCCL_AVX2 void join_e4m3(const uint8_t* unit, const uint8_t* symbols, uint8_t*
              _mm256_or_si256(_mm256_or_si256(sign, _mm256_slli_epi16(e, 3)), _mm256_and_si256(rest, bytes(7))));
   }
 }
-ZIPCCL_AVX2 void write_rests_e5m2(const uint8_t* src, uint8_t* unit) {
+ZIPCCL_AVX2 void split_e5m2(const uint8_t* src, uint8_t* symbols, uint8_t* unit) {
   for (uint32_t i = 0; i < kTile; i += kAtOnce) {
     const __m256i v = load256(src + i);
     put_twos(unit, i, _mm256_and_si256(v, bytes(3)));
     store(unit + kTile / 4 + i / 8, static_cast<uint32_t>(_mm256_movemask_epi8(v)));
+    store256(symbols + i, _mm256_and_si256(_mm256_srli_epi16(v, 2), bytes(31)));
   }
 }
 ZIPCCL_AVX2 void join_e5m2(const uint8_t* unit, const uint8_t* symbols, uint8_t* dst) {
@@ -326,19 +317,20 @@ ZIPCCL_AVX2 void join_f64(uint32_t bits, const uint8_t* unit, const uint8_t* sym
 
 }  // namespace
 
-bool dense_symbols(const dense::Format& format, const uint8_t* src, uint8_t* symbols, uint64_t* mantissas) {
+bool dense_split(const dense::Format& format, const uint8_t* src, uint8_t* symbols, uint8_t* unit,
+                 uint64_t* mantissas) {
   switch (format.mantissa_bits) {
     case 7:
-      symbols_of_2<7, 8>(src, symbols);
+      split_bf16(src, symbols, unit);
       return true;
     case 10:
-      symbols_of_2<10, 5>(src, symbols);
+      split_f16(src, symbols, unit);
       return true;
     case 3:
-      symbols_of_1<3>(src, symbols);
+      split_e4m3(src, symbols, unit);
       return true;
     case 2:
-      symbols_of_1<2>(src, symbols);
+      split_e5m2(src, symbols, unit);
       return true;
     case 23:
       symbols_of_f32(src, symbols, mantissas);
@@ -349,22 +341,10 @@ bool dense_symbols(const dense::Format& format, const uint8_t* src, uint8_t* sym
 }
 
 void dense_write_rests(const dense::Format& format, uint32_t bits, const uint8_t* src, uint8_t* unit) {
-  switch (format.mantissa_bits) {
-    case 7:
-      return write_rests_bf16(src, unit);
-    case 10:
-      return write_rests_f16(src, unit);
-    case 3:
-      return write_rests_e4m3(src, unit);
-    case 2:
-      return write_rests_e5m2(src, unit);
-    case 23:
-      return bits == 24   ? write_rests_f32<24>(src, unit)
-             : bits == 11 ? write_rests_f32<11>(src, unit)
-                          : write_rests_f32<8>(src, unit);
-    default:
-      return write_rests_f64(bits, src, unit);
-  }
+  if (format.mantissa_bits != 23) return write_rests_f64(bits, src, unit);
+  return bits == 24   ? write_rests_f32<24>(src, unit)
+         : bits == 11 ? write_rests_f32<11>(src, unit)
+                      : write_rests_f32<8>(src, unit);
 }
 
 void dense_join(const dense::Format& format, uint32_t bits, const uint8_t* unit, const uint8_t* symbols, uint8_t* dst) {

@@ -14,7 +14,7 @@ namespace zipccl {
 namespace cpu {
 namespace {
 
-constexpr int kRuns = 4;                      // a plane word gathers 8 values from each of 4 runs...
+constexpr uint32_t kRuns = 4;                 // a plane word gathers 8 values from each of 4 runs...
 constexpr uint32_t kRunValues = 256;          // ...this far apart
 constexpr uint32_t kSteps = kPlaneWords / 4;  // four words a step
 constexpr uint32_t kEscapesAtOnce = 4;        // escapes of a plane word handled without a branch
@@ -126,13 +126,15 @@ ZIPCCL_AVX2 Tile encode(const uint16_t* src, uint32_t m, uint8_t* unit, uint8_t*
     store(dynamic, src[0]);
     return {TileMode::constant, 0, 2};
   }
-  alignas(32) uint8_t exponents[kTileValues + 32];
+  // From front to back first: memory likes one stream better than four.
+  alignas(32) uint8_t ordered[kTileValues], exponents[kTileValues + 32];
+  for (uint32_t i = 0; i < kTileValues; i += 32) store256(ordered + i, split_values(src + i, unit + i));
   store256(exponents + kTileValues, _mm256_setzero_si256());
   __m256i sample[kSteps];
   const __m256i first_pair = _mm256_set1_epi64x(0xFFFF);  // sampled(): the first two of every eight
   for (uint32_t s = 0; s < kSteps; ++s) {
     __m256i e[kRuns];
-    for (int j = 0; j < kRuns; ++j) e[j] = split_values(src + kRunValues * j + 32 * s, unit + kRunValues * j + 32 * s);
+    for (uint32_t j = 0; j < kRuns; ++j) e[j] = load256(ordered + kRunValues * j + 32 * s);
     const __m256i pairs01 =
         _mm256_or_si256(_mm256_and_si256(e[0], first_pair), _mm256_slli_epi64(_mm256_and_si256(e[1], first_pair), 16));
     const __m256i pairs23 =
@@ -214,7 +216,7 @@ ZIPCCL_AVX2 bool decode_window(Tile tile, const uint8_t* unit, const uint8_t* dy
     dynamic += n;
   }
 
-  // Into value order first, so that dst is written from front to back: memory likes one stream better than four.
+  // Into value order first, so that dst is written from front to back.
   alignas(32) uint8_t ordered[kTileValues];
   for (uint32_t s = 0; s < kSteps; ++s) {
     const uint8_t* in = exponents + 128 * s;

@@ -1,10 +1,11 @@
 // Code::fast above the tile: tables, groups and the two layouts. The tiles themselves are the kernels' business.
 //
-// Groups are written one after the other. `pos` is where the next group's part begins: its units and dynamic bytes
-// in a compact frame, its dynamic bytes alone in a split one, whose units have places of their own.
+// The part of a group: its units and dynamic bytes in a compact frame, its dynamic bytes alone in a split one, whose
+// units have places of their own. Parts follow each other.
 #include <algorithm>
 
 #include "codec/cpu.h"
+#include "codec/workers.h"
 
 namespace zipccl {
 namespace cpu {
@@ -43,81 +44,71 @@ bool valid_tile(const Tile& t, uint64_t m) {
   return false;
 }
 
-}  // namespace
+struct Encoder {
+  const TileKernels& kernels;
+  const uint16_t* src;
+  uint64_t count;
+  bool split;
+  uint8_t* frame;
 
-Status encode_fast(const TileKernels& kernels, const uint16_t* src, uint64_t count, FrameLayout layout, uint8_t* frame,
-                   uint64_t capacity, uint64_t* written) {
-  const bool split = layout == FrameLayout::split;
-  const uint64_t parts_begin = fast_static_bytes(count, layout);
-  if (capacity < parts_begin) return Status::no_room;
-  std::memset(frame + kHeaderBytes, 0, tables_end(count) - kHeaderBytes);
+  // Bytes that units of a group take while they are made.
+  uint64_t room(uint64_t) const { return kGroupUnitBytes; }
 
-  // The dynamic bytes of a group follow its last unit, whose end is not known before the group is done.
-  uint8_t dynamic[kGroupValues + kDynamicSlack];
-  // Units go straight to their place unless the frame's end is too near to be sure that they fit.
-  uint8_t units[kGroupUnitBytes];
-
-  uint64_t pos = parts_begin;
-  for (uint64_t g = 0; g < group_count(count); ++g) {
-    store(frame + group_table_begin() + 8 * g, pos - parts_begin);
-    const bool in_place = split || capacity - pos >= kGroupUnitBytes;
-    uint8_t* const group_units = in_place ? frame + pos : units;
-    uint64_t units_size = 0, dynamic_size = 0;
+  // Group g: its tile entries, and its units where they belong in a split frame, else to `units`.
+  Part encode_group(uint64_t g, uint8_t* units, uint8_t* dynamic) const {
+    Part part = {0, 0};
     for (uint64_t t = g * kGroupTiles; t < group_end_tile(count, g); ++t) {
       const uint64_t m = values_in_tile(count, t);
-      uint8_t* unit = split ? frame + split_unit_begin(count, t) : group_units + units_size;
-      const Tile tile = kernels.encode(src + t * kTileValues, static_cast<uint32_t>(m), unit, dynamic + dynamic_size);
+      uint8_t* const unit = split ? frame + split_unit_begin(count, t) : units + part.units;
+      const Tile tile = kernels.encode(src + t * kTileValues, static_cast<uint32_t>(m), unit, dynamic + part.dynamic);
       write_tile(frame, count, t, tile);
       const uint64_t unit_size = unit_bytes(static_cast<uint32_t>(tile.mode), m);
       if (split) {
         std::memset(unit + unit_size, 0, split_unit_bytes(m) - unit_size);
       } else {
-        units_size += unit_size;
+        part.units += unit_size;
       }
-      dynamic_size += tile.dynamic;
+      part.dynamic += tile.dynamic;
     }
-    const uint64_t part = units_size + align_up(dynamic_size);
-    if (capacity - pos < part) return Status::no_room;
-    if (!in_place) std::memcpy(frame + pos, units, units_size);
-    std::memcpy(frame + pos + units_size, dynamic, dynamic_size);
-    std::memset(frame + pos + units_size + dynamic_size, 0, align_up(dynamic_size) - dynamic_size);
-    pos += part;
+    return part;
   }
-  *written = pos;
-  return Status::ok;
+};
+
+}  // namespace
+
+Status encode_fast(const TileKernels& kernels, const uint16_t* src, uint64_t count, FrameLayout layout, uint8_t* frame,
+                   uint64_t capacity, uint64_t* written, const Threads& threads) {
+  const uint64_t parts_begin = fast_static_bytes(count, layout), groups = group_count(count);
+  if (capacity < parts_begin) return Status::no_room;
+  std::memset(frame + kHeaderBytes, 0, tables_end(count) - kHeaderBytes);
+
+  const Encoder encoder = {kernels, src, count, layout == FrameLayout::split, frame};
+  return encode_groups<kGroupUnitBytes, kGroupValues + kDynamicSlack>(encoder, groups, parts_begin, frame, capacity,
+                                                                      written, threads);
 }
 
-FastReader::FastReader(const TileKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, uint64_t count,
-                       FrameLayout layout)
-    : kernels_(kernels),
-      frame_(frame),
-      frame_bytes_(frame_bytes),
-      count_(count),
-      layout_(layout),
-      pos_(fast_static_bytes(count, layout)) {}
-
-Status FastReader::next_group(uint16_t* dst) {
+Status FastFrame::decode_group(uint64_t g, uint16_t* dst) const {
   const bool split = layout_ == FrameLayout::split;
-  const uint64_t parts_begin = fast_static_bytes(count_, layout_);
-  const uint64_t first = group_ * kGroupTiles, end = group_end_tile(count_, group_);
-  if (load<uint64_t>(frame_ + group_table_begin() + 8 * group_) != pos_ - parts_begin) return Status::bad_table;
-  uint64_t units_size = 0, dynamic_size = 0;
+  const uint64_t parts_begin = fast_static_bytes(count_, layout_), parts_bytes = frame_bytes_ - parts_begin;
+  const uint8_t* const table = frame_ + group_table_begin();
+  const uint64_t first = g * kGroupTiles, end = group_end_tile(count_, g), begin = load<uint64_t>(table + 8 * g);
+  if (begin > parts_bytes || (g == 0 && begin != 0)) return Status::bad_table;
+  Part part = {0, 0};
   for (uint64_t t = first; t < end; ++t) {
     const uint64_t m = values_in_tile(count_, t);
     const Tile tile = read_tile(frame_, count_, t);
     if (!valid_tile(tile, m)) return Status::bad_tile;
-    if (!split) units_size += unit_bytes(static_cast<uint32_t>(tile.mode), m);
-    dynamic_size += tile.dynamic;
+    if (!split) part.units += unit_bytes(static_cast<uint32_t>(tile.mode), m);
+    part.dynamic += tile.dynamic;
   }
-  const uint64_t part = units_size + align_up(dynamic_size);
-  if (frame_bytes_ - pos_ < part) return Status::bad_table;
+  if (parts_bytes - begin < part.bytes()) return Status::bad_table;
 
-  const uint8_t* unit = frame_ + pos_;
-  const uint8_t* dynamic = frame_ + pos_ + units_size;
+  const uint8_t* unit = frame_ + parts_begin + begin;
+  const uint8_t* dynamic = unit + part.units;
   uint8_t tail[kGroupValues + kDynamicSlack];
-  if (frame_bytes_ - pos_ - units_size < dynamic_size + kDynamicSlack) {  // too near the end for the kernels' slack
-    std::memcpy(tail, dynamic, dynamic_size);
-    std::memset(tail + dynamic_size, 0, kDynamicSlack);
+  if (parts_bytes - begin - part.units < part.dynamic + kDynamicSlack) {  // too near the end for the kernels' slack
+    std::memcpy(tail, dynamic, part.dynamic);
+    std::memset(tail + part.dynamic, 0, kDynamicSlack);
     dynamic = tail;
   }
   for (uint64_t t = first; t < end; ++t) {
@@ -129,19 +120,9 @@ Status FastReader::next_group(uint16_t* dst) {
     dynamic += tile.dynamic;
     dst += m;
   }
-  pos_ += part;
-  ++group_;
-  return Status::ok;
-}
-
-Status decode_fast(const TileKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, uint64_t count,
-                   FrameLayout layout, uint16_t* dst) {
-  FastReader reader(kernels, frame, frame_bytes, count, layout);
-  for (uint64_t g = 0; g < group_count(count); ++g) {
-    const Status status = reader.next_group(dst + g * kGroupValues);
-    if (status != Status::ok) return status;
-  }
-  return reader.at_end() ? Status::ok : Status::bad_table;
+  // Groups that all end where the next one begins, and the last one where the frame ends, leave no gaps.
+  const uint64_t behind = g + 1 < group_count(count_) ? load<uint64_t>(table + 8 * (g + 1)) : parts_bytes;
+  return begin + part.bytes() == behind ? Status::ok : Status::bad_table;
 }
 
 }  // namespace cpu

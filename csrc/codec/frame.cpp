@@ -1,5 +1,9 @@
 // Frames on the CPU: arguments, header, checksum, and the way to the code that does the work.
+#include <cstdlib>
+#include <utility>
+
 #include "codec/cpu.h"
+#include "codec/workers.h"
 
 namespace zipccl {
 namespace {
@@ -37,28 +41,43 @@ bool valid_size(const FrameInfo& info) {
          info.frame_bytes <= fast_bound(info.count, info.layout);
 }
 
-bool supported(Isa isa) { return isa == Isa::best || isa == Isa::scalar || (isa == Isa::avx2 && cpu::has_avx2()); }
-
-uint64_t frame_checksum(const uint8_t* frame, uint64_t frame_bytes, Isa isa) {
-  const uint64_t bytes = frame_bytes - kHeaderBytes;
-  if (isa == Isa::scalar) return cpu::checksum_scalar(frame + kHeaderBytes, bytes / 4, 0);
-  return payload_checksum(frame + kHeaderBytes, bytes);
+uint64_t frame_checksum(const uint8_t* frame, uint64_t frame_bytes, Isa isa, const Threads& threads) {
+  return cpu::checksum(isa, threads, frame + kHeaderBytes, (frame_bytes - kHeaderBytes) / 4);
 }
 
 }  // namespace
 
-bool cpu::has_avx2() {
+bool has_isa(Isa isa) {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-         __builtin_cpu_supports("popcnt");
-#else
-  return false;
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                    __builtin_cpu_supports("popcnt");
+  if (isa == Isa::avx2) return avx2;
+  if (isa == Isa::avx512) {
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
+  }
 #endif
+  return isa == Isa::best || isa == Isa::scalar;
+}
+
+Isa best_isa() {
+  static const Isa best = [] {
+    const char* wanted = std::getenv("ZIPCCL_ISA");
+    const std::pair<const char*, Isa> sets[] = {{"avx512", Isa::avx512}, {"avx2", Isa::avx2}, {"scalar", Isa::scalar}};
+    for (const auto& set : sets) {
+      if (wanted != nullptr && std::strcmp(wanted, set.first) == 0 && has_isa(set.second)) return set.second;
+    }
+    return has_isa(Isa::avx512) ? Isa::avx512 : has_isa(Isa::avx2) ? Isa::avx2 : Isa::scalar;
+  }();
+  return best;
 }
 
 const cpu::TileKernels& cpu::kernels(Isa isa) {
 #if defined(__x86_64__)
-  if ((isa == Isa::best ? best_isa() : isa) == Isa::avx2) return cpu::kAvx2Kernels;
+  if (isa == Isa::best) isa = best_isa();
+  if (isa == Isa::avx512) return cpu::kAvx512Kernels;
+  if (isa == Isa::avx2) return cpu::kAvx2Kernels;
 #endif
   (void)isa;
   return cpu::kScalarKernels;
@@ -66,13 +85,13 @@ const cpu::TileKernels& cpu::kernels(Isa isa) {
 
 const cpu::DenseKernels& cpu::dense_kernels(Isa isa) {
 #if defined(__x86_64__)
-  if ((isa == Isa::best ? best_isa() : isa) == Isa::avx2) return cpu::kDenseAvx2;
+  if (isa == Isa::best) isa = best_isa();
+  if (isa == Isa::avx512) return cpu::kDenseAvx512;
+  if (isa == Isa::avx2) return cpu::kDenseAvx2;
 #endif
   (void)isa;
   return cpu::kDenseScalar;
 }
-
-Isa best_isa() { return cpu::has_avx2() ? Isa::avx2 : Isa::scalar; }
 
 Code effective_code(const FrameOptions& options) {
   return options.code == Code::fast && options.dtype != DType::bf16 ? Code::raw : options.code;
@@ -146,10 +165,10 @@ Status read_header(const void* frame, uint64_t available, FrameInfo* info) {
 }
 
 Status encode(const void* src, uint64_t count, const FrameOptions& options, void* dst, uint64_t capacity,
-              uint64_t* written, Isa isa) {
+              uint64_t* written, Isa isa, const Threads& threads) {
   if (!valid_options(options, count) || dst == nullptr || written == nullptr) return Status::bad_argument;
   if (count != 0 && (src == nullptr || !aligned(src, options.dtype))) return Status::bad_argument;
-  if (!supported(isa)) return Status::unsupported;
+  if (!has_isa(isa)) return Status::unsupported;
 
   uint8_t* frame = static_cast<uint8_t*>(dst);
   uint64_t frame_bytes = 0;
@@ -158,50 +177,59 @@ Status encode(const void* src, uint64_t count, const FrameOptions& options, void
     case Code::raw:
       frame_bytes = cpu::raw_frame_bytes(options.dtype, count);
       if (capacity < frame_bytes) return Status::no_room;
-      cpu::encode_raw(src, raw_bytes(options.dtype, count), frame);
+      cpu::encode_raw(src, raw_bytes(options.dtype, count), frame, threads);
       break;
     case Code::fast:
       status = cpu::encode_fast(cpu::kernels(isa), static_cast<const uint16_t*>(src), count, options.layout, frame,
-                                capacity, &frame_bytes);
+                                capacity, &frame_bytes, threads);
       break;
     case Code::dense:
-      status = cpu::encode_dense(cpu::dense_kernels(isa), src, options.dtype, count, frame, capacity, &frame_bytes);
+      status =
+          cpu::encode_dense(cpu::dense_kernels(isa), src, options.dtype, count, frame, capacity, &frame_bytes, threads);
   }
   if (status != Status::ok) return status;
-  const uint64_t checksum = options.checksum ? frame_checksum(frame, frame_bytes, isa) : 0;
+  const uint64_t checksum = options.checksum ? frame_checksum(frame, frame_bytes, isa, threads) : 0;
   cpu::store(frame, make_header(options, count, frame_bytes, checksum));
   *written = frame_bytes;
   return Status::ok;
 }
 
-Status cpu::open_frame(const void* frame, uint64_t available, DType dtype, uint64_t count, Isa isa, FrameInfo* info) {
+Status cpu::open_frame(const void* frame, uint64_t available, DType dtype, uint64_t count, Isa isa,
+                       const Threads& threads, FrameInfo* info) {
   const Status status = read_header(frame, available, info);
   if (status != Status::ok) return status;
   if (available < info->frame_bytes) return Status::truncated;
   if (info->dtype != dtype || info->count != count) return Status::unexpected;
-  if (!supported(isa)) return Status::unsupported;
+  if (!has_isa(isa)) return Status::unsupported;
   // The whole payload before the first value, so that a frame with a checksum never yields wrong data.
-  if (info->checksum && frame_checksum(static_cast<const uint8_t*>(frame), info->frame_bytes, isa) !=
+  if (info->checksum && frame_checksum(static_cast<const uint8_t*>(frame), info->frame_bytes, isa, threads) !=
                             cpu::load<FrameHeader>(frame).checksum) {
     return Status::bad_checksum;
   }
   return Status::ok;
 }
 
-Status decode(const void* frame, uint64_t available, DType dtype, uint64_t count, void* dst, Isa isa) {
+Status decode(const void* frame, uint64_t available, DType dtype, uint64_t count, void* dst, Isa isa,
+              const Threads& threads) {
   FrameInfo info;
-  const Status status = cpu::open_frame(frame, available, dtype, count, isa, &info);
+  const Status status = cpu::open_frame(frame, available, dtype, count, isa, threads, &info);
   if (status != Status::ok) return status;
   if (count != 0 && (dst == nullptr || !aligned(dst, dtype))) return Status::bad_argument;
   const uint8_t* bytes = static_cast<const uint8_t*>(frame);
   if (info.code == Code::dense) {
-    return cpu::decode_dense(cpu::dense_kernels(isa), bytes, info.frame_bytes, dtype, count, dst);
+    const cpu::DenseFrame dense(cpu::dense_kernels(isa), bytes, info.frame_bytes, dtype, count);
+    if (!dense.ends_well()) return Status::bad_table;
+    return cpu::decode_groups(threads, dense.groups(), dst, dense.group_bytes(),
+                              [&](uint64_t g, uint8_t* to) { return dense.decode_group(g, to); });
   }
   if (info.code == Code::fast) {
-    return cpu::decode_fast(cpu::kernels(isa), bytes, info.frame_bytes, count, info.layout,
-                            static_cast<uint16_t*>(dst));
+    const cpu::FastFrame fast(cpu::kernels(isa), bytes, info.frame_bytes, count, info.layout);
+    if (!fast.ends_well()) return Status::bad_table;
+    return cpu::decode_groups(threads, group_count(count), dst, 2 * kGroupValues, [&](uint64_t g, uint8_t* to) {
+      return fast.decode_group(g, reinterpret_cast<uint16_t*>(to));
+    });
   }
-  cpu::decode_raw(bytes, info.raw_bytes, dst);
+  cpu::decode_raw(bytes, info.raw_bytes, dst, threads);
   return Status::ok;
 }
 

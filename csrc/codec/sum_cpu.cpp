@@ -3,12 +3,13 @@
 #include <vector>
 
 #include "codec/cpu.h"
+#include "codec/workers.h"
 #include "format/float16.h"
 
 namespace zipccl {
 namespace {
 
-// One input, a group at a time.
+// One input.
 class Source {
  public:
   Source(Isa isa, const SumInput& input, const FrameInfo& info, DType dtype, uint64_t count)
@@ -18,23 +19,30 @@ class Source {
         values_(static_cast<const uint8_t*>(input.data) + (input.is_frame ? kHeaderBytes : 0)),
         group_bytes_(kGroupValues * dtype_bytes(static_cast<uint8_t>(dtype))) {}
 
-  // *values: the next group's, in `room` (aligned to any dtype) or in place.
-  Status next(uint8_t* room, const uint8_t** values) {
+  // *values: those of group g, in `room` (aligned to any dtype) or in place.
+  Status group(uint64_t g, uint8_t* room, const uint8_t** values) const {
     *values = room;
-    if (code_ == Code::fast) return fast_.next_group(reinterpret_cast<uint16_t*>(room));
-    if (code_ == Code::dense) return dense_.next_group(room);
-    *values = values_;
-    values_ += group_bytes_;
+    if (code_ == Code::fast) return fast_.decode_group(g, reinterpret_cast<uint16_t*>(room));
+    if (code_ == Code::dense) return dense_.decode_group(g, room);
+    *values = values_ + g * group_bytes_;
     return Status::ok;
   }
-  bool at_end() const { return code_ == Code::raw || (code_ == Code::fast ? fast_.at_end() : dense_.at_end()); }
+  bool ends_well() const {
+    return code_ == Code::raw || (code_ == Code::fast ? fast_.ends_well() : dense_.ends_well());
+  }
 
  private:
-  cpu::FastReader fast_;
-  cpu::DenseReader dense_;
-  Code code_;  // only its reader is used
+  cpu::FastFrame fast_;
+  cpu::DenseFrame dense_;
+  Code code_;  // only its frame is used
   const uint8_t* values_;
   uint64_t group_bytes_;
+};
+
+// What a worker needs: one input's values and the sums of a group.
+struct alignas(64) Room {
+  uint8_t values[4 * kGroupValues];
+  float sums[kGroupValues];
 };
 
 template <typename T, float (*to_float)(T)>
@@ -77,7 +85,7 @@ bool summable(DType d) { return d == DType::bf16 || d == DType::f16 || d == DTyp
 bool can_sum(DType in, DType out) { return summable(in) && summable(out); }
 
 Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOptions& options, void* dst, int* bad,
-                  Isa isa) {
+                  Isa isa, const Threads& threads) {
   if (bad != nullptr) *bad = -1;
   if (inputs == nullptr || bad == nullptr || n < 1 || count > kMaxCount || (count != 0 && dst == nullptr) ||
       !can_sum(options.in, options.out))
@@ -88,32 +96,40 @@ Status decode_sum(const SumInput* inputs, int n, uint64_t count, const SumOption
     *bad = k;
     FrameInfo info{};
     if (inputs[k].is_frame) {
-      const Status status = cpu::open_frame(inputs[k].data, inputs[k].available, options.in, count, isa, &info);
+      const Status status =
+          cpu::open_frame(inputs[k].data, inputs[k].available, options.in, count, isa, threads, &info);
       if (status != Status::ok) return status;
     } else if (inputs[k].available < count * dtype_bytes(static_cast<uint8_t>(options.in))) {
       return Status::truncated;
     }
     sources.emplace_back(isa, inputs[k], info, options.in, count);
+    if (!sources.back().ends_well()) return Status::bad_table;
   }
-  std::vector<uint8_t> room(kGroupValues * dtype_bytes(static_cast<uint8_t>(options.in)));
-  std::vector<float> acc(kGroupValues);
-  for (uint64_t begin = 0; begin < count; begin += kGroupValues) {
-    const uint64_t m = std::min(kGroupValues, count - begin);
-    for (int k = 0; k < n; ++k) {
-      *bad = k;
-      const uint8_t* values;
-      const Status status = sources[k].next(room.data(), &values);
-      if (status != Status::ok) return status;
-      add(options.in, values, m, options.scale, k == 0, acc.data());
+
+  const uint64_t groups = group_count(count);
+  const int workers = cpu::worker_count(threads, groups);
+  std::vector<Room> rooms(workers);
+  std::atomic<int> next_room{0};
+  cpu::Shares shares(groups);
+  cpu::FirstError error;
+  cpu::run_workers(threads, workers, [&] {
+    Room& room = rooms[next_room++];
+    for (uint64_t g; shares.take(&g) && error.before(g);) {
+      const uint64_t begin = g * kGroupValues, m = std::min(kGroupValues, count - begin);
+      Status status = Status::ok;
+      for (int k = 0; k < n && status == Status::ok; ++k) {
+        const uint8_t* values;
+        status = sources[k].group(g, room.values, &values);
+        if (status == Status::ok)
+          add(options.in, values, m, options.scale, k == 0, room.sums);
+        else
+          error.found(g, status, k);
+      }
+      if (status == Status::ok) write(options.out, room.sums, m, options.divisor, begin, dst);
     }
-    write(options.out, acc.data(), m, options.divisor, begin, dst);
-  }
-  for (int k = 0; k < n; ++k) {
-    *bad = k;
-    if (!sources[k].at_end()) return Status::bad_table;
-  }
-  *bad = -1;
-  return Status::ok;
+  });
+  *bad = error.input();
+  return error.status();
 }
 
 }  // namespace zipccl

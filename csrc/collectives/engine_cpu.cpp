@@ -2,6 +2,7 @@
 
 #include "collectives/engine.h"
 #include "collectives/error.h"
+#include "collectives/torch_threads.h"
 #include "transport/scratch.h"
 
 namespace zipccl {
@@ -47,7 +48,7 @@ class CpuEngine : public Engine {
     for (size_t i = 0; i < src.size(); ++i) {
       uint64_t written = 0;
       check(zipccl::encode(src[i].const_data_ptr(), src[i].numel(), options, frames[i].mutable_data_ptr(),
-                           frames[i].numel(), &written),
+                           frames[i].numel(), &written, Isa::best, torch_threads(src[i].nbytes())),
             "zipccl encode");
       out[i] = static_cast<int64_t>(written);
     }
@@ -56,7 +57,7 @@ class CpuEngine : public Engine {
   void decode(const std::vector<Decode>& jobs, const FrameOptions& options, const std::string& what) override {
     for (const Decode& job : jobs) {
       Status s = zipccl::decode(job.frame.const_data_ptr(), job.frame.numel(), options.dtype, job.dst.numel(),
-                                job.dst.mutable_data_ptr());
+                                job.dst.mutable_data_ptr(), Isa::best, torch_threads(job.dst.nbytes()));
       if (s != Status::ok) check(s, what + ": frame from " + job.from);
     }
   }
@@ -68,7 +69,7 @@ class CpuEngine : public Engine {
       inputs.push_back({a.data.const_data_ptr(), static_cast<uint64_t>(a.data.nbytes()), a.is_frame});
     int bad;
     Status s = zipccl::decode_sum(inputs.data(), static_cast<int>(inputs.size()), dst.numel(), options,
-                                  dst.mutable_data_ptr(), &bad);
+                                  dst.mutable_data_ptr(), &bad, Isa::best, torch_threads(dst.nbytes() * inputs.size()));
     if (s != Status::ok) check(s, what + (bad >= 0 ? ": frame from " + addends[bad].from : std::string()));
   }
 

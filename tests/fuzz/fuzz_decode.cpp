@@ -3,10 +3,10 @@
 //
 //   with a checksum      an error or the correct data, nothing else
 //   without              an error wherever a decoder can know, and never a step outside the buffers
-//   always               scalar and AVX2 agree: same status, same data
+//   always               scalar, AVX2 and AVX-512 agree, and one thread and three: same status, same data
 //
 // As a program (runs a fixed number of rounds from fixed seeds; prints a summary; exit code 1 on the first failure):
-//   g++ -std=c++17 -O1 -g -fsanitize=address,undefined -Icsrc tests/fuzz/fuzz_decode.cpp csrc/codec/*.cpp
+//   g++ -std=c++17 -O1 -g -pthread -fsanitize=address,undefined -Icsrc tests/fuzz/fuzz_decode.cpp csrc/codec/*.cpp
 // As a libFuzzer target:
 //   clang++ -DZIPCCL_LIBFUZZER -fsanitize=fuzzer,address,undefined, else the same
 #include <algorithm>
@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "codec/codec.h"
@@ -59,14 +60,14 @@ struct Outcome {
 };
 
 // Decodes what the header announces, as zipccl.decompress() does.
-Outcome decode_one(const uint8_t* bytes, size_t n, Isa isa) {
+Outcome decode_one(const uint8_t* bytes, size_t n, Isa isa, const Threads& threads = {}) {
   Exact frame(bytes, n, n % 3);
   FrameInfo info = {};
   const Status header = read_header(frame.data(), n, &info);
   const bool complete = header == Status::ok && info.frame_bytes <= n;
   const uint64_t size = complete ? info.raw_bytes : 0;
   Exact dst(size);
-  const Status status = decode(frame.data(), n, info.dtype, info.count, dst.data(), isa);
+  const Status status = decode(frame.data(), n, info.dtype, info.count, dst.data(), isa, threads);
   if (header != Status::ok) CHECK(status == header);
   if (header == Status::ok && !complete) CHECK(status == Status::truncated);
   if (status != Status::ok) return {status, {}};
@@ -74,12 +75,35 @@ Outcome decode_one(const uint8_t* bytes, size_t n, Isa isa) {
   return {status, Bytes(dst.data(), dst.data() + size)};
 }
 
+std::vector<Isa> isas() {
+  std::vector<Isa> all = {Isa::scalar};
+  for (Isa isa : {Isa::avx2, Isa::avx512}) {
+    if (has_isa(isa)) all.push_back(isa);
+  }
+  return all;
+}
+
+// One call on this thread, the others on new ones.
+void run_on_threads(int n, void (*work)(void*), void* argument) {
+  std::vector<std::thread> others;
+  for (int i = 1; i < n; ++i) others.emplace_back(work, argument);
+  work(argument);
+  for (std::thread& other : others) other.join();
+}
+constexpr Threads kThree = {3, run_on_threads};
+
 Outcome decode_all(const uint8_t* bytes, size_t n) {
-  Outcome outcome = decode_one(bytes, n, Isa::scalar);
-  if (best_isa() == Isa::avx2) {
-    const Outcome other = decode_one(bytes, n, Isa::avx2);
+  const Outcome outcome = decode_one(bytes, n, Isa::scalar);
+  const auto check = [&](const Outcome& other) {
     CHECK(other.status == outcome.status);
     CHECK(other.values == outcome.values);
+  };
+  for (Isa isa : isas()) {
+    if (isa != Isa::scalar) check(decode_one(bytes, n, isa));
+  }
+  FrameInfo info;  // threads share out groups
+  if (read_header(bytes, n, &info) == Status::ok && info.count > kGroupValues) {
+    check(decode_one(bytes, n, Isa::best, kThree));
   }
   return outcome;
 }
@@ -159,25 +183,27 @@ void encode_all(Sample* s, size_t shift) {
   const uint64_t bound = frame_bound(s->options, s->count);
   CHECK(bound != 0);
   Exact values(s->values.data(), s->values.size(), 0);
-  for (Isa isa : {Isa::scalar, Isa::avx2}) {
-    if (isa == Isa::avx2 && best_isa() != Isa::avx2) continue;
+  const auto encode_with = [&](Isa isa, const Threads& threads) {
     Exact dst(bound, shift);
     std::memset(dst.data(), 0xA5, bound);
     uint64_t size = 0;
-    CHECK(encode(values.data(), s->count, s->options, dst.data(), bound, &size, isa) == Status::ok);
+    CHECK(encode(values.data(), s->count, s->options, dst.data(), bound, &size, isa, threads) == Status::ok);
     CHECK(size <= bound && size >= kHeaderBytes);
     const Bytes frame(dst.data(), dst.data() + size);
-    if (isa == Isa::scalar) s->frame = frame;
+    if (s->frame.empty()) s->frame = frame;
     CHECK(frame == s->frame);
     for (uint64_t capacity : {size, size - 1, size - kFrameAlign, size / 2}) {
       Exact tight(capacity, shift);
       std::memset(tight.data(), 0x5A, capacity);  // other garbage than above: padding must be written
       uint64_t again = 0;
-      const Status status = encode(values.data(), s->count, s->options, tight.data(), capacity, &again, isa);
+      const Status status = encode(values.data(), s->count, s->options, tight.data(), capacity, &again, isa, threads);
       CHECK(status == (capacity < size ? Status::no_room : Status::ok));
       if (status == Status::ok) CHECK(std::memcmp(tight.data(), frame.data(), size) == 0);
     }
-  }
+  };
+  s->frame.clear();
+  for (Isa isa : isas()) encode_with(isa, {});
+  if (s->count > kGroupValues) encode_with(Isa::best, kThree);
 }
 
 // ---- What is done to frames -------------------------------------------------------------------------------------
@@ -534,7 +560,10 @@ int main(int argc, char** argv) {
   }
 
   std::printf("%" PRIu64 " rounds, %s, every bit of %" PRIu64 " frames\n", rounds,
-              best_isa() == Isa::avx2 ? "scalar and avx2" : "scalar", every_bit);
+              has_isa(Isa::avx512) ? "scalar, AVX2 and AVX-512"
+              : has_isa(Isa::avx2) ? "scalar and AVX2"
+                                   : "scalar",
+              every_bit);
   for (const auto& kind : g_summary) {
     for (const auto& status : kind.second) {
       std::printf("  %-15s %9" PRIu64 "  %s\n", kind.first.c_str(), status.second, status_text(status.first));
