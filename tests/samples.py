@@ -39,7 +39,7 @@ def strided(t: torch.Tensor) -> torch.Tensor:
     return room.copy_(t)
 
 
-def frame_bytes(t: torch.Tensor, layout: str = "compact") -> int:
+def frame_bytes(t: torch.Tensor, code: str = "fast") -> int:
     import zipccl
 
-    return zipccl.compress(t, layout=layout).numel()
+    return zipccl.compress(t, code=code).numel()

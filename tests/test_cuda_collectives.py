@@ -184,6 +184,78 @@ def test_strided_tensors_are_refused_as_by_nccl(mode):
     ranks.run(check_strided, 2, mode, timeout=60)
 
 
+def check_memory_formats(rank, mode, who):
+    """NCCL moves the memory of channels-last tensors as it lies, whatever the other ranks' format. So must we."""
+    where, world = start(**dict.fromkeys(ALL_ZIP, mode)), dist.get_world_size()
+    inner = dist.new_group(backend="nccl")
+
+    def image(seed, rows=2 * world):
+        t = torch.randint(-8, 8, (rows, 4, 24, 24), generator=torch.Generator().manual_seed(seed)).to(BF16).to(where)
+        return t.to(memory_format=torch.channels_last) if rank in who else t
+
+    def whole(group):
+        dist.all_gather_into_tensor(out := image(9, world * 2), image(rank, 2), group=group)
+        return [out]
+
+    def exchange(group, *splits):
+        dist.all_to_all_single(out := image(9), image(rank), *splits, group=group)
+        return [out]
+
+    def exchange_list(group):
+        outs = [image(9, 2) for _ in range(world)]
+        dist.all_to_all(outs, [image(rank + 7 * r, 2) for r in range(world)], group=group)
+        return outs
+
+    def one(group):
+        dist.broadcast(out := image(rank), 1, group=group)
+        return [out]
+
+    def parts(group):
+        dist.scatter(out := image(9, 2), [image(r, 2) for r in range(world)] if rank == 0 else None, 0, group=group)
+        return [out]
+
+    def collected(group):
+        outs = [image(9, 2) for _ in range(world)] if rank == 0 else None
+        dist.gather(image(rank, 2), outs, 0, group=group)
+        return outs or []
+
+    def total(group):
+        dist.all_reduce(out := image(rank), group=group)
+        return [out]
+
+    def total_part(group):
+        dist.reduce_scatter_tensor(out := image(9, 2), image(rank), group=group)
+        return [out]
+
+    rows = [2] * world
+    calls = [
+        whole,
+        exchange,
+        lambda g: exchange(g, rows, rows),
+        exchange_list,
+        one,
+        parts,
+        collected,
+        total,
+        total_part,
+    ]
+    for number, call in enumerate(calls):
+        truth = call(inner)
+        for _ in range(zipccl._C.trial_calls + 2 if mode == "auto" else 1):
+            for out, expected in zip(call(None), truth, strict=True):
+                assert out.stride() == expected.stride() and same_bits(out, expected), number
+    torch.cuda.synchronize()
+    dist.barrier()
+    return zipccl.stats()
+
+
+@pytest.mark.parametrize("who", [(0,), (0, 1)], ids=["one", "all"])
+@pytest.mark.parametrize("mode", ["zip", "auto", "raw"])
+def test_memory_formats(mode, who):
+    for moved in ranks.run(check_memory_formats, 2, mode, who, timeout=120):
+        assert mode != "zip" or all(s["zipped_calls"] == s["calls"] for s in moved.values()), moved
+
+
 # ---- streams ---------------------------------------------------------------------------------------------------
 
 
@@ -235,26 +307,45 @@ def test_futures_run_callbacks_behind_the_call():
 # ---- memory ----------------------------------------------------------------------------------------------------
 
 
-def check_memory(rank):
-    where, world = start(), dist.get_world_size()
-    shard = values(rank, 1 << 20).to(where)
-    out = torch.empty(world << 20, dtype=BF16, device=where)
-    gradient, part = values(rank, world << 20).to(where), torch.empty(1 << 20, dtype=BF16, device=where)
+def check_memory(rank, options):
+    where, world = start(**options), dist.get_world_size()
+    count = 1 << 20
+    shard, whole = values(rank, count).to(where), values(rank, world * count).to(where)
+    out, part, outs = torch.empty_like(whole), torch.empty_like(shard), [torch.empty_like(shard) for _ in range(world)]
+    total, gathered = whole.float(), outs if rank == 0 else None
+    splits = [[count + 1000, count - 1000], [count - 1000, count + 1000]][rank]
     seen = []
     for step in range(30):
         dist.all_gather_into_tensor(out, shard)
-        dist.all_to_all_single(out, gradient)
-        dist.reduce_scatter_tensor(part, gradient)
+        dist.all_gather(outs, shard)
+        with dist._coalescing_manager(device=where):
+            for o in out.chunk(world):
+                dist.all_gather_into_tensor(o, shard[: count // world])
+        dist.all_to_all_single(out, whole)
+        dist.all_to_all_single(out, whole, splits, splits)
+        dist.all_to_all(outs, list(whole.chunk(world)))
+        dist.broadcast(part, 1)
+        dist.scatter(part, list(whole.chunk(world)) if rank == 0 else None, 0)
+        dist.gather(shard, gathered, 0)
+        dist.reduce_scatter_tensor(part, whole)
+        dist.reduce_scatter(part, list(whole.chunk(world)))
+        dist.all_reduce(total.fill_(rank))
+        dist.all_gather_into_tensor(out, shard, async_op=True).wait()
         torch.cuda.synchronize()
         if step >= 10:
             stats = torch.cuda.memory_stats(where)
             seen.append((stats["reserved_bytes.all.current"], stats["num_device_alloc"], torch.cuda.memory_allocated()))
-    return seen
+    dist.barrier()
+    return seen, zipccl.stats()
 
 
-def test_steady_state_takes_no_new_memory():
-    for seen in ranks.run(check_memory, 2, timeout=120):
+@pytest.mark.parametrize(
+    "options", [{}, {"all_to_all_design": 1}, {"code": "dense", "wire_dtype": BF16}], ids=["fast", "design 1", "dense"]
+)
+def test_steady_state_takes_no_new_memory(options):
+    for seen, moved in ranks.run(check_memory, 2, options, timeout=120):
         assert len(set(seen)) == 1, seen
+        assert moved.keys() == ALL_ZIP.keys() and all(s["zipped_calls"] for s in moved.values()), moved
 
 
 # ---- graphs, both devices, faults ------------------------------------------------------------------------------

@@ -151,6 +151,12 @@ bool shape_all(Tensors* tensors, const at::Tensor& as) {
   return true;
 }
 
+Tensors as_they_lie(const Tensors& tensors) {
+  Tensors made;
+  for (const at::Tensor& t : tensors) made.push_back(as_it_lies(t));
+  return made;
+}
+
 // gloo copies sums to their places only when the caller waits, who may have gradients switched on.
 at::Tensor without_grad(const at::Tensor& t) { return t.requires_grad() ? t.detach() : t; }
 Tensors without_grad(const Tensors& tensors) {
@@ -227,7 +233,7 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
            outputs[i][rank_].numel() == inputs[i].numel();
     even = even && same_counts(outputs[i], inputs[i].numel());
     gathered += total_bytes(outputs[i]);
-    items.push_back({inputs[i], outputs[i]});
+    items.push_back({as_it_lies(inputs[i]), outputs[i]});
   }
   // With uneven shards, the mean: what all ranks know alike.
   call.size.bytes = gathered / size_;
@@ -260,7 +266,7 @@ WorkPtr ZipBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const
     call.received = output.nbytes() - input.nbytes();
     call.zippable = frame_for(input, &call.frame) && output.nbytes() > 0;
     call.zip = [output, input, frame = call.frame](const Place& place, Choice) {
-      return all_gather_zip(place, {{input, equal_parts(output, place.world())}}, frame);
+      return all_gather_zip(place, {{as_it_lies(input), equal_parts(as_it_lies(output), place.world())}}, frame);
     };
     return run(std::move(call));
   }
@@ -275,7 +281,7 @@ WorkPtr ZipBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& i
   std::vector<Tensors> parts;
   Tensors outs = outputs, ins = inputs;
   for (size_t i = 0; i < outputs.size() && i < inputs.size(); ++i)
-    parts.push_back(shape_rows(&outs[i], &ins[i], size_) ? equal_parts(outs[i], size_) : Tensors{});
+    parts.push_back(shape_rows(&outs[i], &ins[i], size_) ? equal_parts(as_it_lies(outs[i]), size_) : Tensors{});
   return run(gather_call(
       c10d::OpType::COALESCED, inputs, std::move(parts), outputs, patience(opts),
       [outs, ins, opts](c10d::Backend& b) mutable { return b.allgather_into_tensor_coalesced(outs, ins, opts); }));
@@ -300,15 +306,15 @@ WorkPtr ZipBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, co
 
 // parts: inputs and outputs by rank, made where they are needed: they are views, and cost a microsecond each. like: one
 // of the tensors. received: bytes from other ranks.
-OwnCall ZipBackend::all_to_all_call(c10d::OpType type, PartsOf parts, bool fits, const at::Tensor& like, CallSize size,
+OwnCall ZipBackend::all_to_all_call(c10d::OpType type, PartsOf parts, bool fits, const at::Tensor& like, uint64_t bytes,
                                     uint64_t received, Tensors inputs, Tensors outputs, Patience patience,
                                     RawCall raw) const {
   OwnCall call = make_call(Op::all_to_all, type, std::move(inputs), std::move(outputs), patience, std::move(raw));
   const Mode mode = options_.of(Op::all_to_all);
-  const uint64_t threshold = options_.threshold(mode);
-  call.size = size;
+  // No rank knows how much the others send, not even where it passes no splits itself: the switcher has them agree.
+  call.size = {bytes, /*shared=*/false};
   call.received = received;
-  call.zippable = fits && frame_for(like, &call.frame) && (!size.shared || (size.bytes > 0 && size.bytes >= threshold));
+  call.zippable = fits && frame_for(like, &call.frame);
   if (fits && like.is_cpu() && (type == c10d::OpType::ALLTOALL || !gloo_moves(like.scalar_type()))) {
     call.raw_here = [parts](const Place& place) {
       const auto [in, out] = parts();
@@ -318,7 +324,7 @@ OwnCall ZipBackend::all_to_all_call(c10d::OpType type, PartsOf parts, bool fits,
   PairOptions pair;
   pair.frame = call.frame;
   // Both ends of a message know its size, so a small one can stay raw without a word.
-  pair.min_bytes = options_.min_bytes ? threshold / size_ : mode == Mode::zip ? 0 : kPairMinBytes;
+  pair.min_bytes = options_.min_bytes ? *options_.min_bytes / size_ : mode == Mode::zip ? 0 : kPairMinBytes;
   call.zip = [parts = std::move(parts), pair](const Place& place, Choice c) {
     PairOptions chosen = pair;
     chosen.design = c == Choice::zip_two ? Design::two : Design::one;
@@ -330,22 +336,20 @@ OwnCall ZipBackend::all_to_all_call(c10d::OpType type, PartsOf parts, bool fits,
 
 WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                   std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
-  const bool even = output_splits.empty() && input_splits.empty();
-  const int64_t sent = own_count(input, input_splits, rank_, size_);
-  const int64_t got = own_count(output, output_splits, rank_, size_);
+  const at::Tensor in = as_it_lies(input), out = as_it_lies(output);
+  const int64_t sent = own_count(in, input_splits, rank_, size_);
+  const int64_t got = own_count(out, output_splits, rank_, size_);
   const bool fits = sent >= 0 && sent == got && alike({output}, input);
   const uint64_t received = got < 0 ? 0 : output.nbytes() - got * output.itemsize();
-  // With splits no rank knows how much the others send: the switcher has them agree on that.
-  const CallSize size{even ? input.nbytes() : std::max<uint64_t>(input.nbytes(), output.nbytes()), even};
-  if (stays_raw(Op::all_to_all, input, even ? size.bytes : std::numeric_limits<uint64_t>::max()) && inner_moves(input))
+  if (stays_raw(Op::all_to_all, input, std::numeric_limits<uint64_t>::max()) && inner_moves(input))
     return pass_on(Op::all_to_all, received, input.device(),
                    [&](c10d::Backend& b) { return b.alltoall_base(output, input, output_splits, input_splits, opts); });
   OwnCall call = all_to_all_call(
       c10d::OpType::ALLTOALL_BASE,
-      [input, output, input_splits, output_splits, world = size_] {
-        return std::pair(split_parts(input, input_splits, world), split_parts(output, output_splits, world));
+      [in, out, input_splits, output_splits, world = size_] {
+        return std::pair(split_parts(in, input_splits, world), split_parts(out, output_splits, world));
       },
-      fits, input, size, received, {input}, {output}, patience(opts),
+      fits, input, std::max<uint64_t>(input.nbytes(), output.nbytes()), received, {input}, {output}, patience(opts),
       [output, input, output_splits, input_splits, opts](c10d::Backend& b) mutable {
         return b.alltoall_base(output, input, output_splits, input_splits, opts);
       });
@@ -365,8 +369,8 @@ WorkPtr ZipBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllT
                     alike(outputs, inputs[0]) && inputs[rank_].numel() == outputs[rank_].numel();
   const uint64_t all = total_bytes(outputs), received = all - (fits ? outputs[rank_].nbytes() : 0);
   return run(all_to_all_call(
-      c10d::OpType::ALLTOALL, [inputs, outputs] { return std::pair(inputs, outputs); }, fits,
-      inputs.empty() ? at::Tensor() : inputs[0], {std::max(total_bytes(inputs), all), false}, received, inputs, outputs,
+      c10d::OpType::ALLTOALL, [ins = as_they_lie(inputs), outs = as_they_lie(outputs)] { return std::pair(ins, outs); },
+      fits, inputs.empty() ? at::Tensor() : inputs[0], std::max(total_bytes(inputs), all), received, inputs, outputs,
       patience(opts), [outputs, inputs, opts](c10d::Backend& b) mutable { return b.alltoall(outputs, inputs, opts); }));
 }
 
@@ -405,7 +409,7 @@ OwnCall ZipBackend::reduce_scatter_call(c10d::OpType type, std::vector<Tensors> 
   for (size_t i = 0; fits && i < parts.size(); ++i)
     fits = parts[i].size() == static_cast<size_t>(size_) && same_counts(parts[i], outputs[i].numel());
   call.zippable = call.zippable && fits;
-  call.zip = [parts = std::move(parts), outputs, pair, reduce](const Place& place, Choice) {
+  call.zip = [parts = std::move(parts), outputs = as_they_lie(outputs), pair, reduce](const Place& place, Choice) {
     Traffic traffic;
     for (size_t i = 0; i < parts.size(); ++i)
       if (outputs[i].numel() > 0) traffic += reduce_scatter_zip(place, parts[i], outputs[i], pair, reduce);
@@ -421,7 +425,7 @@ WorkPtr ZipBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
     return pass_on(Op::reduce_scatter, input.nbytes() / size_ * (size_ - 1), input.device(),
                    [&](c10d::Backend& b) { return b._reduce_scatter_base(output, input, opts); });
   at::Tensor out = without_grad(output), in = input;
-  Tensors parts = shape_rows(&in, &out, size_) ? equal_parts(in, size_) : Tensors{};
+  Tensors parts = shape_rows(&in, &out, size_) ? equal_parts(as_it_lies(in), size_) : Tensors{};
   return run(
       reduce_scatter_call(c10d::OpType::_REDUCE_SCATTER_BASE, {std::move(parts)}, {input}, {output}, opts,
                           [out, in, opts](c10d::Backend& b) mutable { return b._reduce_scatter_base(out, in, opts); }));
@@ -454,7 +458,7 @@ WorkPtr ZipBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& i
   std::vector<Tensors> parts;
   Tensors outs = without_grad(outputs), ins = inputs;
   for (size_t i = 0; i < outputs.size() && i < inputs.size(); ++i)
-    parts.push_back(shape_rows(&ins[i], &outs[i], size_) ? equal_parts(ins[i], size_) : Tensors{});
+    parts.push_back(shape_rows(&ins[i], &outs[i], size_) ? equal_parts(as_it_lies(ins[i]), size_) : Tensors{});
   return run(reduce_scatter_call(
       c10d::OpType::COALESCED, std::move(parts), inputs, outputs, opts,
       [outs, ins, opts](c10d::Backend& b) mutable { return b.reduce_scatter_tensor_coalesced(outs, ins, opts); }));
@@ -473,7 +477,7 @@ WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
     };
   }
   call.zip = [tensors, pair, reduce](const Place& place, Choice) {
-    return all_reduce_zip(place, tensors[0], pair, reduce);
+    return all_reduce_zip(place, as_it_lies(tensors[0]), pair, reduce);
   };
   return run(std::move(call));
 }
@@ -496,7 +500,7 @@ WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
     };
   }
   call.zip = [tensors, root, frame = call.frame](const Place& place, Choice) {
-    return broadcast_zip(place, tensors[0], root, frame);
+    return broadcast_zip(place, as_it_lies(tensors[0]), root, frame);
   };
   return run(std::move(call));
 }
@@ -524,7 +528,7 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
   }
   call.zip = [output = outputs.empty() ? at::Tensor() : outputs[0], parts, root, frame = call.frame](const Place& place,
                                                                                                      Choice) {
-    return scatter_zip(place, output, place.rank() == root ? parts : Tensors{}, root, frame);
+    return scatter_zip(place, as_it_lies(output), place.rank() == root ? as_they_lie(parts) : Tensors{}, root, frame);
   };
   return run(std::move(call));
 }
@@ -552,7 +556,7 @@ WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const
   }
   call.zip = [input = inputs.empty() ? at::Tensor() : inputs[0], parts, root, frame = call.frame](const Place& place,
                                                                                                   Choice) {
-    return gather_zip(place, place.rank() == root ? parts : Tensors{}, input, root, frame);
+    return gather_zip(place, place.rank() == root ? as_they_lie(parts) : Tensors{}, as_it_lies(input), root, frame);
   };
   return run(std::move(call));
 }

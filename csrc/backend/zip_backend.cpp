@@ -11,6 +11,7 @@
 #include "backend/perform.h"
 #include "backend/work.h"
 #include "collectives/error.h"
+#include "collectives/place.h"
 #include "collectives/torch_threads.h"
 
 namespace zipccl {
@@ -25,10 +26,18 @@ at::Device device_of(const OwnCall& call) {
 }
 
 #ifdef ZIPCCL_WITH_CUDA
-bool all_contiguous(const std::vector<at::Tensor>& tensors) {
+bool all_dense(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& t : tensors)
-    if (!t.is_contiguous()) return false;
+    if (!is_dense(t)) return false;
   return true;
+}
+
+// Tensors that NCCL does not take, however the other ranks' lie. It does not ask that of lists it reads or fills.
+bool refused_by_nccl(const OwnCall& call) {
+  using c10d::OpType;
+  const bool any_outputs = call.type == OpType::ALLGATHER || call.type == OpType::GATHER;
+  const bool any_inputs = call.type == OpType::REDUCE_SCATTER || call.type == OpType::SCATTER;
+  return !((any_inputs || all_dense(call.inputs)) && (any_outputs || all_dense(call.outputs)));
 }
 #endif
 }  // namespace
@@ -127,9 +136,8 @@ WorkPtr ZipBackend::run(OwnCall call) {
     return run_cpu(std::move(call));
   if (may_zip(call)) {
 #ifdef ZIPCCL_WITH_CUDA
-    // NCCL refuses other tensors, or takes their memory as it lies; so they are never zipped.
-    if (device.is_cuda() && cuda_ && all_contiguous(call.inputs) && all_contiguous(call.outputs))
-      return run_cuda(std::move(call));
+    // What NCCL refuses goes to it all the same, so that this rank fails in NCCL's words, as without us.
+    if (device.is_cuda() && cuda_ && !refused_by_nccl(call)) return run_cuda(std::move(call));
 #endif
   }
   return pass_on(call.op, call.received, device, call.raw);
@@ -156,6 +164,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
       try {
         const Messages messages(carrier, call.patience.timeout, state->scratch);
         Place place{*state->engine, messages, what};
+        place.forecast = &state->forecasts[static_cast<int>(call.op)];
         const Decision d = may_zip
                                ? decide(place, call.op, call.size, call.frame, options, &state->switcher, &state->code)
                                : Decision{Choice::raw, "", 0, 0};

@@ -10,6 +10,7 @@
 // Overrides come in the order of Backend.hpp.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,6 +26,7 @@
 #include "backend/stats.h"
 #include "backend/worker.h"
 #include "collectives/engine.h"
+#include "collectives/forecast.h"
 #include "collectives/reduce_scatter.h"
 
 #ifdef ZIPCCL_WITH_CUDA
@@ -135,7 +137,8 @@ class ZipBackend : public c10d::Backend {
     std::unique_ptr<Engine> engine;
     Switcher switcher;
     std::optional<Code> code;  // of bf16 frames, once it is chosen
-    Stats stats;               // of both devices
+    std::array<Forecast, kOpCount> forecasts;
+    Stats stats;  // of both devices
     explicit CpuState(BackendPtr backend);
   };
 
@@ -154,7 +157,7 @@ class ZipBackend : public c10d::Backend {
   OwnCall gather_call(c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<std::vector<at::Tensor>> outputs,
                       std::vector<at::Tensor> user_outputs, Patience patience, RawCall raw) const;
   using PartsOf = std::function<std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>()>;
-  OwnCall all_to_all_call(c10d::OpType type, PartsOf parts, bool fits, const at::Tensor& like, CallSize size,
+  OwnCall all_to_all_call(c10d::OpType type, PartsOf parts, bool fits, const at::Tensor& like, uint64_t bytes,
                           uint64_t received, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
                           Patience patience, RawCall raw) const;
   OwnCall reduce_call(Op op, c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,

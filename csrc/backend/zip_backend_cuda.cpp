@@ -8,6 +8,7 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <array>
 #include <deque>
 #include <future>
 
@@ -48,6 +49,7 @@ struct ZipBackend::CudaState {
   Switcher switcher;
   std::optional<Code> code;           // of bf16 frames, once it is chosen
   std::optional<bool> words_by_host;  // not measured yet
+  std::array<Forecast, kOpCount> forecasts;
 
   explicit CudaState(at::Device device)
       : stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())),
@@ -142,6 +144,7 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
     state.engine->set_watch(watch);
   };
   Place place{*state.engine, messages, what};
+  place.forecast = &state.forecasts[static_cast<int>(call.op)];
   HostOfCuda host(*this, call.patience.timeout);
   if (!state.words_by_host) may_wait();
   naming(what, [&] { prepare(state, &place, host); });

@@ -64,7 +64,7 @@ void bind_policy(py::module_& m) {
           "explain",
           [](const Switcher& s, const std::string& op, int world, uint64_t bytes,
              const std::vector<std::string>& allowed) {
-            return s.explain(parse_op(op), world, bytes, parse_choices(allowed));
+            return s.explain(parse_op(op), world, {bytes}, parse_choices(allowed));
           },
           py::arg("op"), py::arg("world"), py::arg("bytes"), py::arg("allowed"))
       .def(

@@ -2,8 +2,11 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 #include "collectives/error.h"
 #include "collectives/words.h"
+#include "format/frame.h"
 
 namespace zipccl {
 
@@ -42,33 +45,51 @@ Frames encode_some(Engine& engine, const Tensors& inputs, const std::vector<bool
   return f;
 }
 
+// What goes ahead of a frame's size, by rank. Design 1: nothing.
+struct Ahead {
+  std::vector<int64_t> sent, received;
+};
+
 // gloo ends the process when a message is longer than its receiver expects. So ranks first tell each other what they
 // will send, while frames are encoded.
 class Announcement {
  public:
-  Announcement(const Place& place, const Tensors& inputs, const std::vector<bool>& zipped, Design design)
+  Announcement(const Place& place, const Tensors& inputs, const std::vector<bool>& zipped, Design design,
+               const std::vector<int64_t>& ahead)
       : place_(place), design_(design) {
     if (!inputs[0].is_cpu()) return;
     const int world = place.world();
-    told_ = place.engine.empty(world, at::kLong);
-    heard_ = place.engine.empty(world, at::kLong);
-    for (int r = 0; r < world; ++r) told_.mutable_data_ptr<int64_t>()[r] = word(inputs[r], zipped[r]);
+    told_ = place.engine.empty(kWords * world, at::kLong);
+    heard_ = place.engine.empty(kWords * world, at::kLong);
+    for (int r = 0; r < world; ++r) {
+      auto* words = told_.mutable_data_ptr<int64_t>() + kWords * r;
+      words[0] = word(inputs[r], zipped[r]);
+      words[1] = ahead[r];
+    }
     work_ = place.messages.begin_all_to_all_words(heard_, told_);
   }
 
-  // Waits, and throws for the first rank that will send anything but what is expected.
-  void compare(const Tensors& outputs, const std::vector<bool>& zipped) {
+  // Waits, and throws for the first rank that will send anything but what is expected. *ahead: what this rank expected
+  // to come ahead; the word of a rank that knows better counts.
+  void compare(const Tensors& outputs, const std::vector<bool>& zipped, const FrameOptions& options,
+               std::vector<int64_t>* ahead) {
     if (!work_) return;
     work_->wait();
     for (int r = 0; r < place_.world(); ++r) {
-      const int64_t heard = heard_.const_data_ptr<int64_t>()[r], expected = word(outputs[r], zipped[r]);
-      if (r != place_.rank() && heard != expected)
-        throw Error(place_.what + ": rank " + std::to_string(r) + " sends " + text(heard) + ", expected were " +
+      if (r == place_.rank()) continue;
+      const auto* words = heard_.const_data_ptr<int64_t>() + kWords * r;
+      const int64_t expected = word(outputs[r], zipped[r]);
+      if (words[0] != expected)
+        throw Error(place_.what + ": rank " + std::to_string(r) + " sends " + text(words[0]) + ", expected were " +
                     text(expected) + "; do all ranks pass the same shapes and options?");
+      if (!zipped[r] || design_ == Design::one) continue;
+      check_frame_size(words[1], options, outputs[r].numel(), r, place_.what);
+      (*ahead)[r] = words[1];
     }
   }
 
  private:
+  static constexpr int kWords = 2;
   int64_t word(const at::Tensor& t, bool zipped) const {
     return static_cast<int64_t>(t.nbytes()) << 2 | (zipped ? static_cast<int64_t>(design_) : 0);
   }
@@ -83,102 +104,105 @@ class Announcement {
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
-int64_t static_size(const FrameOptions& options, const at::Tensor& t) {
-  return static_cast<int64_t>(static_bytes(options, t.numel()));
+// Own sizes, then those that the headers of frames in host memory tell; 0 where there is none.
+std::vector<int64_t> sizes_in_headers(const at::Tensor& own, const Tensors& frames) {
+  const auto* p = own.const_data_ptr<int64_t>();
+  std::vector<int64_t> sizes(p, p + own.numel());
+  for (const at::Tensor& t : frames)
+    sizes.push_back(t.defined() ? static_cast<int64_t>(static_cast<const FrameHeader*>(t.const_data_ptr())->frame_bytes)
+                                : 0);
+  return sizes;
 }
 }  // namespace
 
 std::vector<at::Tensor> exchange(const Place& place, const Tensors& inputs, const Tensors& outputs,
                                  const PairOptions& pair, Traffic* traffic) {
+  using Way = Forecast::Way;
   const int world = place.world(), rank = place.rank();
   Engine& engine = place.engine;
   Stopwatch watch;
-  FrameOptions options = place.frames(pair.frame);
-  options.layout = pair.design == Design::two ? FrameLayout::split : FrameLayout::compact;
+  const FrameOptions options = place.frames(pair.frame);
+  const bool two = pair.design == Design::two;
+  Forecast nothing_known;
+  Forecast& forecast = place.forecast ? *place.forecast : nothing_known;
 
   auto zips = [&](int r, const at::Tensor& t) { return r != rank && t.numel() > 0 && t.nbytes() >= pair.min_bytes; };
   std::vector<bool> send_zipped(world), receive_zipped(world);
+  Ahead ahead{std::vector<int64_t>(world), std::vector<int64_t>(world)};
   for (int r = 0; r < world; ++r) {
     send_zipped[r] = zips(r, inputs[r]);
     receive_zipped[r] = zips(r, outputs[r]);
+    if (two && send_zipped[r])
+      ahead.sent[r] = static_cast<int64_t>(forecast.bytes(Way::to, r, options, inputs[r].numel()));
+    if (two && receive_zipped[r])
+      ahead.received[r] = static_cast<int64_t>(forecast.bytes(Way::from, r, options, outputs[r].numel()));
     if (r != rank) traffic->raw_bytes += outputs[r].nbytes();
   }
-  Announcement announcement(place, inputs, send_zipped, pair.design);
+  Announcement announcement(place, inputs, send_zipped, pair.design, ahead.sent);
   const Frames frames = encode_some(engine, inputs, send_zipped, options);
   traffic->encode += watch.lap();
-  announcement.compare(outputs, receive_zipped);
+  announcement.compare(outputs, receive_zipped, options, &ahead.received);
   traffic->sizes += watch.lap();
 
-  // Raw messages go and arrive as they are, in the first exchange that carries data.
+  // Raw messages go and arrive as they are, in the first exchange.
   const at::Tensor nothing = engine.empty(0, at::kByte);
-  Tensors sends(world, nothing), receives(world, nothing), received(world);
+  Tensors sends(world, nothing), receives(world, nothing), slots(world);
   for (int r = 0; r < world; ++r) {
     if (r == rank) continue;
     if (!send_zipped[r] && inputs[r].numel() > 0) sends[r] = as_bytes(inputs[r]);
     if (!receive_zipped[r] && outputs[r].numel() > 0) receives[r] = as_bytes(outputs[r]);
     if (!receive_zipped[r]) traffic->wire_bytes += outputs[r].nbytes();
   }
-
   if (pair.min_bytes == PairOptions::kNever) {
     place.messages.all_to_all(receives, sends);
     traffic->transfer += watch.lap();
-    return received;
+    return slots;
   }
 
-  if (pair.design == Design::one) {
-    const std::vector<int64_t> sizes = all_to_all_words(place, frames.sizes);
-    traffic->sizes += watch.lap();
+  // Sizes: sent ones, then received ones. On CUDA the exchange below is enqueued, and runs, while the host learns them.
+  // On the CPU they come with what is sent ahead.
+  Engine::Reading learn_sizes;
+  if (!two || !inputs[0].is_cpu()) learn_sizes = begin_all_to_all_words(place, frames.sizes);
+
+  if (two) {
     for (int r = 0; r < world; ++r) {
-      if (send_zipped[r]) sends[r] = frames.slots[r].narrow(0, 0, sizes[r]);
+      if (send_zipped[r]) sends[r] = frames.slots[r].narrow(0, 0, ahead.sent[r]);
       if (!receive_zipped[r]) continue;
-      check_frame_size(sizes[world + r], options, outputs[r].numel(), r, place.what);
-      receives[r] = received[r] = engine.empty(sizes[world + r], at::kByte);
-      traffic->wire_bytes += received[r].nbytes();
+      slots[r] = engine.empty(static_cast<int64_t>(frame_bound(options, outputs[r].numel())), at::kByte);
+      receives[r] = slots[r].narrow(0, 0, ahead.received[r]);
+      traffic->wire_bytes += receives[r].nbytes();
     }
     place.messages.all_to_all(receives, sends);
+    std::fill(sends.begin(), sends.end(), nothing);
+    std::fill(receives.begin(), receives.end(), nothing);
     traffic->transfer += watch.lap();
-    return received;
   }
 
-  // Design 2. Frames arrive in slots that hold any frame of that count, static part first.
-  for (int r = 0; r < world; ++r) {
-    if (send_zipped[r]) sends[r] = frames.slots[r].narrow(0, 0, static_size(options, inputs[r]));
-    if (!receive_zipped[r]) continue;
-    received[r] = engine.empty(static_cast<int64_t>(frame_bound(options, outputs[r].numel())), at::kByte);
-    receives[r] = received[r].narrow(0, 0, static_size(options, outputs[r]));
-    traffic->wire_bytes += receives[r].nbytes();
-  }
-  place.messages.all_to_all(receives, sends);
-  traffic->transfer += watch.lap();
-
-  // The headers tell how much is left: FrameHeader::frame_bytes, 16 bytes in.
-  Tensors known{frames.sizes};
-  for (int r = 0; r < world; ++r)
-    if (receive_zipped[r]) known.push_back(received[r].narrow(0, 16, 8).view(at::kLong));
-  bool any = known.size() > 1;
-  for (int r = 0; r < world; ++r) any = any || send_zipped[r];
-  const std::vector<int64_t> sizes = any ? engine.to_host(at::cat(known)) : std::vector<int64_t>(world, 0);
+  const std::vector<int64_t> sizes = learn_sizes ? learn_sizes() : sizes_in_headers(frames.sizes, slots);
   traffic->sizes += watch.lap();
+  for (int r = 0; r < world; ++r)
+    if (receive_zipped[r]) check_frame_size(sizes[world + r], options, outputs[r].numel(), r, place.what);
 
-  size_t next = world;
+  // Design 1: everything. Design 2: what the forecasts fell short of.
   for (int r = 0; r < world; ++r) {
-    sends[r] = receives[r] = nothing;
+    const int64_t to = sizes[r], from = sizes[world + r];
     if (send_zipped[r]) {
-      const int64_t gone = static_size(options, inputs[r]);
-      sends[r] = frames.slots[r].narrow(0, gone, sizes[r] - gone);
+      if (to > ahead.sent[r]) sends[r] = frames.slots[r].narrow(0, ahead.sent[r], to - ahead.sent[r]);
+      forecast.learn(Way::to, r, options, inputs[r].numel(), to);
     }
     if (!receive_zipped[r]) continue;
-    const int64_t here = static_size(options, outputs[r]), whole = sizes[next++];
-    check_frame_size(whole, options, outputs[r].numel(), r, place.what);
-    if (whole < here)
-      throw Error(place.what + ": frame from rank " + std::to_string(r) + ": " + status_text(Status::bad_header));
-    receives[r] = received[r].narrow(0, here, whole - here);
-    received[r] = received[r].narrow(0, 0, whole);
+    if (!two) slots[r] = engine.empty(from, at::kByte);
+    if (from > ahead.received[r]) receives[r] = slots[r].narrow(0, ahead.received[r], from - ahead.received[r]);
+    slots[r] = slots[r].narrow(0, 0, from);
     traffic->wire_bytes += receives[r].nbytes();
+    forecast.learn(Way::from, r, options, outputs[r].numel(), from);
   }
-  place.messages.all_to_all(receives, sends);
+  if (two)
+    place.messages.between_some(receives, sends);
+  else
+    place.messages.all_to_all(receives, sends);
   traffic->transfer += watch.lap();
-  return received;
+  return slots;
 }
 
 Traffic all_to_all_zip(const Place& place, const Tensors& user_inputs, const Tensors& user_outputs,

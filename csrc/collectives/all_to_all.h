@@ -1,9 +1,10 @@
 // All-to-all of frames (ZipCCL sections 4.2 and 5.1). One message to each rank; both ends know its raw size, so both
 // know whether it is zipped: messages under `pair_min_bytes` travel as they are, in the same exchange.
 //
-//   Design 1   sizes | frames, in the compact layout: exactly the bytes needed, zero rows (constant tiles) cost nothing
-//   Design 2   static parts, whose sizes are known beforehand | dynamic parts, whose sizes the headers in the static
-//              parts tell: most bytes move before anybody has waited for a size
+//   Design 1   sizes | frames: exactly the bytes needed
+//   Design 2   as much of each frame as it is expected to have (forecast.h) | the rest of those that have more. Sizes
+//              travel meanwhile (CUDA) or are read from the headers (CPU), so nobody waits for a size before data
+//              moves; as a rule there is no rest. ZipCCL sends the static part first, whose size needs no history.
 //
 // On the CPU ranks first compare what they are about to send, while frames are encoded: gloo would end a process that
 // gets more than it expects.
@@ -22,7 +23,7 @@ namespace zipccl {
 enum class Design : uint8_t { one = 1, two = 2 };
 
 struct PairOptions {
-  FrameOptions frame;  // the layout follows from the design
+  FrameOptions frame;
   Design design = Design::two;
   uint64_t min_bytes = 0;  // messages with fewer raw bytes are not zipped
   static constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();  // on all ranks alike

@@ -59,6 +59,11 @@ class Engine {
                           const std::string& what, Code code = Code::fast) = 0;
 
   virtual std::vector<int64_t> to_host(const at::Tensor& values) = 0;
+  // The same in two steps: what is enqueued before the result is called is not waited for (CUDA).
+  using Reading = std::function<std::vector<int64_t>()>;
+  virtual Reading begin_to_host(const at::Tensor& values) {
+    return [this, values] { return to_host(values); };
+  }
 
   // Called now and then while to_host() waits for other ranks (CUDA), with how long that has been; what it throws ends
   // the wait.

@@ -59,14 +59,18 @@ class CudaEngine : public Engine {
   }
 
   // The one host wait of a collective whose sizes depend on the data.
-  std::vector<int64_t> to_host(const at::Tensor& values) override {
+  std::vector<int64_t> to_host(const at::Tensor& values) override { return begin_to_host(values)(); }
+
+  Reading begin_to_host(const at::Tensor& values) override {
     auto host = at::empty(values.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
     host.copy_(values, /*non_blocking=*/true);
-    at::cuda::CUDAEvent ready;
-    ready.record(c10::cuda::getCurrentCUDAStream(device_.index()));
-    await(ready, watch_);
-    const int64_t* p = host.const_data_ptr<int64_t>();
-    return {p, p + host.numel()};
+    auto ready = std::make_shared<at::cuda::CUDAEvent>();
+    ready->record(c10::cuda::getCurrentCUDAStream(device_.index()));
+    return [this, host, ready]() -> std::vector<int64_t> {
+      await(*ready, watch_);
+      const int64_t* p = host.const_data_ptr<int64_t>();
+      return {p, p + host.numel()};
+    };
   }
 
   void set_watch(Watch watch) override { watch_ = std::move(watch); }

@@ -20,6 +20,14 @@ at::Tensor plain(const at::Tensor& t) { return is_plain(t) ? t : t.clone(at::Mem
 
 at::Tensor plain_target(const at::Tensor& t) { return is_plain(t) ? t : at::empty(t.sizes(), t.options()); }
 
+bool is_dense(const at::Tensor& t) { return t.is_contiguous(t.suggest_memory_format()); }
+
+at::Tensor as_it_lies(const at::Tensor& t) {
+  if (t.is_cpu() || t.layout() != at::kStrided || t.is_contiguous() || !is_dense(t)) return t;
+  const int64_t rows = t.size(0), row = t.numel() / rows;  // dimension 0 is the outermost of every memory format
+  return t.as_strided({rows, row}, {row, 1});
+}
+
 // Not view({-1}): a contiguous tensor of one value may have any stride, and keeps it there.
 at::Tensor as_bytes(const at::Tensor& t) { return t.as_strided({t.numel()}, {1}).view(at::kByte); }
 

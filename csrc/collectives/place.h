@@ -6,6 +6,7 @@
 #include <string>
 
 #include "collectives/engine.h"
+#include "collectives/forecast.h"
 #include "transport/messages.h"
 
 namespace zipccl {
@@ -23,6 +24,7 @@ struct Place {
   const std::string& what;             // the call, for errors
   const HostMessages* host = nullptr;  // for words of a CUDA call, where that is the faster way (words.h)
   std::optional<Code> code = {};       // of bf16 frames, instead of their options'
+  Forecast* forecast = nullptr;        // of this collective's frames between two ranks; null: nothing is known
 
   int rank() const { return messages.rank(); }
   int world() const { return messages.world(); }
@@ -42,6 +44,11 @@ bool is_plain(const at::Tensor& t);
 at::Tensor plain(const at::Tensor& t);
 // The tensor if it is plain, else one of its kind to write to instead; copy_ it back.
 at::Tensor plain_target(const at::Tensor& t);
+
+// NCCL moves memory as it lies and takes tensors that are dense in their memory format (channels last): those as rows of
+// what lies together, all others unchanged.
+bool is_dense(const at::Tensor& t);
+at::Tensor as_it_lies(const at::Tensor& t);
 
 // The bytes of a contiguous tensor, as uint8.
 at::Tensor as_bytes(const at::Tensor& t);

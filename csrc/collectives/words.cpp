@@ -24,15 +24,21 @@ std::vector<int64_t> all_gather_words(const Place& place, const at::Tensor& own)
   return to_vector(all);
 }
 
-std::vector<int64_t> all_to_all_words(const Place& place, const at::Tensor& own) {
+Engine::Reading begin_all_to_all_words(const Place& place, const at::Tensor& own) {
   if (place.host == nullptr) {
     at::Tensor theirs = place.engine.empty(own.numel(), at::kLong);
     place.messages.all_to_all_words(theirs, own);
-    return place.engine.to_host(at::cat({own, theirs}));
+    return place.engine.begin_to_host(at::cat({own, theirs}));
   }
-  at::Tensor mine = host_words(place.engine.to_host(own)), theirs = host_words(own.numel());
-  place.host->run([&](const Messages& messages) { messages.all_to_all_words(theirs, mine); });
-  return to_vector(at::cat({mine, theirs}));
+  return [host = place.host, read = place.engine.begin_to_host(own)] {
+    at::Tensor mine = host_words(read()), theirs = host_words(mine.numel());
+    host->run([&](const Messages& messages) { messages.all_to_all_words(theirs, mine); });
+    return to_vector(at::cat({mine, theirs}));
+  };
+}
+
+std::vector<int64_t> all_to_all_words(const Place& place, const at::Tensor& own) {
+  return begin_all_to_all_words(place, own)();
 }
 
 std::vector<int64_t> broadcast_words(const Place& place, at::Tensor words, int root) {

@@ -13,7 +13,7 @@ namespace zipccl {
 
 // Collectives that can be zipped. `bytes` of a call, below: raw bytes of
 //   all_gather      one rank's shard
-//   all_to_all      one rank's whole input (equal splits) or the expected input (uneven ones)
+//   all_to_all      one rank's whole input or output, whichever is larger
 //   reduce_scatter  one rank's whole input, before any wire dtype
 //   all_reduce      the tensor, before any wire dtype
 //   broadcast, scatter, gather   the tensor one rank gets or gives

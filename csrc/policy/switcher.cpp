@@ -150,18 +150,18 @@ Decision Switcher::settle(Op op, int world, bool shared, const Mix& mix, const C
   char text[320];
   const Shape s = shape_of(op, world, bytes / std::max(calls, 1));
   std::snprintf(text, sizeof text,
-                "%sraw %.3f ms%s, zip %.3f ms%s expected; link measured at %.3f GB/s, %.3f of the bytes travel, zip "
+                "raw %.3f ms%s, zip %.3f ms%s expected; link measured at %.3f GB/s, %.3f of the bytes travel, zip "
                 "of this size pays below %.3f GB/s",
-                shared ? "" : "as for the calls before: ", d.raw_seconds * 1e3, timed(Choice::raw), d.zip_seconds * 1e3,
-                timed(zip), link_.bytes_per_s / 1e9, ratio(op), break_even(link_, codec_, s, ratio(op)) / 1e9);
+                d.raw_seconds * 1e3, timed(Choice::raw), d.zip_seconds * 1e3, timed(zip), link_.bytes_per_s / 1e9,
+                ratio(op), break_even(link_, codec_, s, ratio(op)) / 1e9);
   d.reason = text;
   return d;
 }
 
-Decision Switcher::explain(Op op, int world, uint64_t bytes, const Choices& allowed) const {
-  const CallSize size{bytes};
+Decision Switcher::explain(Op op, int world, CallSize size, const Choices& allowed) const {
   const Flow* flow = find_flow(op, size);
-  return settle(op, world, true, mix_of(flow, size), allowed, flow ? *flow : Flow{}, /*say=*/true);
+  const Mix mix = mix_of(nullptr, {size.bytes});
+  return settle(op, world, size.shared, mix, allowed, flow ? *flow : Flow{}, /*say=*/true);
 }
 
 bool Switcher::wants_measurements(Op op, CallSize size, const Choices& allowed, uint64_t least) const {
@@ -195,6 +195,7 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
   tried = true;
 
   d = settle(op, world, size.shared, mix, allowed, flow, say);
+  if (say && !size.shared) d.reason = "as for the calls before: " + d.reason;
   d.number = number;
   if (flow.decided && d.choice != flow.current && flow.interval > kAgreeEvery) {
     flow.interval = kAgreeEvery;

@@ -12,7 +12,7 @@
 // known, up to kAgreeRarely; as often as at first when a choice changed or times drifted. Only the last kTimed calls
 // before an agreement need be timed.
 //
-// Sizes that no rank knows whole. In an all-to-all with splits each rank knows its own bytes alone. Then ranks also
+// Sizes that no rank knows whole. In an all-to-all each rank knows its own bytes alone. Then ranks also
 // agree, afterwards, on how large the calls since the last agreement were on the busiest rank (own_sizes(),
 // agree_sizes()). That tells their classes, so what was timed is learned by class as ever; and the next calls are taken
 // to be like those: the choice is the one that would have taken least time over all of them. The first call of all is
@@ -71,8 +71,8 @@ class Switcher {
   bool wants_measurements(Op op, CallSize size, const Choices& allowed, uint64_t least) const;
   // One call. `say`: with a reason.
   Decision decide(Op op, int world, CallSize size, const Choices& allowed, uint64_t least, bool say);
-  // Without counting: what decide() would say now of a call of that many bytes, known to all.
-  Decision explain(Op op, int world, uint64_t bytes, const Choices& allowed) const;
+  // Without counting: what decide() would say now of a call of that many bytes, were all others like it.
+  Decision explain(Op op, int world, CallSize size, const Choices& allowed) const;
 
   // What this rank saw of one call. size: as given to decide(), which gave the number. raw_bytes: 0 for a raw call.
   void record(Op op, CallSize size, uint64_t number, Choice choice, double seconds, uint64_t raw_bytes,

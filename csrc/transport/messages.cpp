@@ -4,6 +4,8 @@
 
 #include <numeric>
 
+#include "transport/pairs.h"
+
 namespace zipccl {
 
 namespace {
@@ -56,6 +58,16 @@ void Messages::all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tens
     t.copy_(received.narrow(0, begin, t.numel()));
     begin += t.numel();
   }
+}
+
+void Messages::between_some(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const {
+  if (!sends[0].is_cpu()) return all_to_all(std::move(receives), std::move(sends));
+  std::vector<Pairs::Parcel> to, from;
+  for (int r = 0; r < world(); ++r) {
+    to.push_back({r, sends[r]});
+    from.push_back({r, receives[r]});
+  }
+  Pairs(inner_, timeout_).begin(to, from, at::kCPU).wait();
 }
 
 void Messages::all_to_all_words(at::Tensor out, at::Tensor in) const {

@@ -30,7 +30,9 @@ class Messages {
   // sends[r] goes to rank r, receives[r] comes from it: uint8, contiguous, any sizes, the own ones empty. Every rank
   // must call, with nothing to send too.
   void all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const;
-  // out[world] gets in[world] transposed over ranks. int64.
+  // The same where most have nothing to say: on the CPU only ranks that have take part.
+  void between_some(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const;
+  // out[world * n] gets in[world * n] transposed over ranks, n words each. int64.
   void all_to_all_words(at::Tensor out, at::Tensor in) const;
   // The same, begun; to be waited for before any other message.
   c10::intrusive_ptr<c10d::Work> begin_all_to_all_words(at::Tensor out, at::Tensor in) const;

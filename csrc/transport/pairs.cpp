@@ -12,7 +12,7 @@ void Pairs::Exchange::wait() {
   std::exception_ptr error;
   for (const auto& work : works) {
     try {
-      work->wait();
+      work->wait(timeout_);
     } catch (const std::exception&) {
       if (!error) error = std::current_exception();
     }
@@ -33,6 +33,7 @@ Pairs::Exchange Pairs::begin(const std::vector<Parcel>& sends, const std::vector
   for (const auto* list : {&sends, &receives})
     for (const Parcel& p : *list) exchange.kept_.push_back(p.bytes);
   if (device.is_cpu()) {
+    if (timeout_ != c10d::kUnsetTimeout) exchange.timeout_ = timeout_;  // else gloo's own
     const int tag = next_tag();
     for (const Parcel& p : receives) {
       if (p.bytes.numel() == 0) continue;

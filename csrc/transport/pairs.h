@@ -36,6 +36,7 @@ class Pairs {
     friend class Pairs;
     std::vector<c10::intrusive_ptr<c10d::Work>> works_;
     std::vector<at::Tensor> kept_;
+    std::chrono::milliseconds timeout_ = kNoTimeout;
   };
 
   // Every rank must begin the same exchanges in the same order; it need not have a part in each. `device`: where the

@@ -1,0 +1,34 @@
+// How large the next frame to or from a rank will be, judged by the frames before it. Both ends of a message have seen
+// the same frames, so they come to the same number without a word: what Design 2 of the all-to-all sends at once.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+
+#include "codec/codec.h"
+
+namespace zipccl {
+
+class Forecast {
+ public:
+  enum class Way : uint8_t { to, from };
+
+  // Bytes, from the header to frame_bound(). Before the first frame: as if no value had escaped its tile's window,
+  // which is the static part of ZipCCL's Design 2; code dense: header and tables.
+  uint64_t bytes(Way way, int rank, const FrameOptions& options, uint64_t count) const;
+
+  // Both ends must do so for the same frames.
+  void learn(Way way, int rank, const FrameOptions& options, uint64_t count, uint64_t frame_bytes);
+
+ private:
+  // In bytes behind header and tables per 2^20 values: whole numbers, alike whatever the machine.
+  struct Rate {
+    uint64_t last = 0;
+    uint64_t spread = 0;  // how far the frames before were off
+  };
+  using Key = std::tuple<Way, int, DType, Code>;
+  std::map<Key, Rate> rates_;
+};
+
+}  // namespace zipccl
