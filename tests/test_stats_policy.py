@@ -175,6 +175,32 @@ def test_hopeless_choices_are_never_tried():
     assert set(calls(s, 300, {"raw": 0.001, "zip": 1.0})) == {"raw"}
 
 
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("better", ["zip", "raw"])
+def test_a_choice_given_up_by_accident_comes_back(better, world):
+    """While it was tried, something else held up one rank by a second, each time."""
+    ranks = [switcher(bytes_per_s=3 * GB) for _ in range(world)]
+    cost = {"raw": 0.1, "zip": 0.07} if better == "zip" else {"raw": 0.07, "zip": 0.1}
+    made = []
+    for call in range(1500):
+        decisions = [s.decide("all_gather", 2, 1 << 24, RAW_OR_ZIP) for s in ranks]
+        assert len({(choice_of(d), d.reason, d.trial, d.timed) for d in decisions}) == 1
+        made.append(choice_of(decisions[0]))
+        for rank, (s, d) in enumerate(zip(ranks, decisions, strict=True)):
+            held_up = made[-1] == better and call < _C.trial_calls and rank == world - 1
+            s.record("all_gather", 1 << 24, d, cost[made[-1]] + held_up, 0, 0)
+        agree(ranks, "all_gather", [1 << 24] * world)
+    trial = made[: _C.trial_calls]
+    assert better in trial and made[_C.trial_calls : 100].count(better) == 0
+    assert made[-500:].count(better) > 480
+
+
+def test_what_is_really_worse_is_seldom_tried_again():
+    s = switcher(bytes_per_s=3 * GB)
+    made = calls(s, 30_000, {"raw": 0.1, "zip": 0.9})
+    assert 1 <= made[_C.trial_calls :].count("zip") <= 5
+
+
 def test_what_is_confirmed_is_asked_ever_more_rarely():
     """Times that stay as they were: agreements 32, 64, 128 ... calls apart, few calls timed. News: as at first."""
     s = switcher(bytes_per_s=100 * GB)

@@ -14,13 +14,18 @@ constexpr double kHysteresis = 1.05;
 // Try a choice only where it is not expected to be this much worse than the best.
 constexpr double kHopeless = 1.5;
 constexpr double kHopelessInTrial = 3.0;  // the model alone speaks
-constexpr double kNewest = 0.5;           // weight of the newest agreement
-constexpr double kDrift = 1.3;            // times this much off what was agreed before are news
+// One exploration in so many goes to a choice that was given up: perhaps it was seen on a bad day.
+constexpr uint64_t kSecondChance = 4;
+constexpr double kNewest = 0.5;  // weight of the newest agreement
+constexpr double kDrift = 1.3;   // times this much off what was agreed before are news
 
 double blend(double old, double fresh) {
   if (fresh <= 0) return old;
   return old <= 0 ? fresh : old + kNewest * (fresh - old);
 }
+
+// Of seconds. Calls are slow by accident, but not fast.
+double blend_seconds(double old, double fresh) { return fresh > 0 && kDrift * fresh < old ? fresh : blend(old, fresh); }
 
 const char* name(Choice c) { return c == Choice::raw ? "raw" : c == Choice::zip_one ? "zip" : "zip by design 2"; }
 }  // namespace
@@ -211,11 +216,22 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
   d.trial = true;
   if (exploring) flow.explore_at = flow.calls + 2 * static_cast<uint64_t>(flow.interval);
   // In turn, from the choice that looks best: the first call is that one, and exploring begins with the next.
-  const Choices chosen =
-      promising(expected(op, world, size.shared, mix), allowed, trial ? kHopelessInTrial : kHopeless);
+  const auto t = expected(op, world, size.shared, mix);
+  Choices chosen = promising(t, allowed, trial ? kHopelessInTrial : kHopeless);
+  uint64_t round = 0;
+  if (exploring) {
+    round = flow.explored++;
+    const Timing* seen = find_timing(op, size.shared, heaviest->size_class);
+    Choices given_up{};
+    for (int i = 0; i < kChoiceCount; ++i) given_up[i] = allowed[i] && !chosen[i] && seen->agreed[i] > 0;
+    if (round % kSecondChance == 1 && given_up != Choices{}) {
+      chosen = given_up;
+      round /= kSecondChance;
+    }
+  }
   int others = 0;
   for (int i = 0; i < kChoiceCount; ++i) others += chosen[i] && i != static_cast<int>(d.choice);
-  const int turns = trial ? kTrial - flow.trial_left : others > 0 ? 1 + static_cast<int>(flow.explored++ % others) : 0;
+  const int turns = trial ? kTrial - flow.trial_left : others > 0 ? 1 + static_cast<int>(round % others) : 0;
   if (trial && --flow.trial_left == 0) flow.due = true;
   int k = static_cast<int>(d.choice);
   for (int turn = 0; turn < turns; ++turn) do
@@ -302,7 +318,7 @@ void Switcher::agree(Op op, CallSize size, const std::vector<double>& largest) {
     for (int i = 0; i < kChoiceCount; ++i) {
       const double before = t.agreed[i], now = values[i];
       if (before > 0 && now > 0 && (now > kDrift * before || before > kDrift * now)) flow.changed = true;
-      t.agreed[i] = blend(before, now);
+      t.agreed[i] = blend_seconds(before, now);
     }
     t.fastest = {};
     t.ratio = {};

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "transport/pairs.h"
@@ -61,7 +62,9 @@ void Messages::all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tens
 }
 
 void Messages::between_some(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const {
-  if (!sends[0].is_cpu()) return all_to_all(std::move(receives), std::move(sends));
+  auto empty = [](const at::Tensor& t) { return t.numel() == 0; };
+  if (std::all_of(sends.begin(), sends.end(), empty) && std::all_of(receives.begin(), receives.end(), empty)) return;
+  if (!sends[0].is_cpu()) return all_to_all(std::move(receives), std::move(sends));  // a group of sends and receives
   std::vector<Pairs::Parcel> to, from;
   for (int r = 0; r < world(); ++r) {
     to.push_back({r, sends[r]});

@@ -30,7 +30,7 @@ class Messages {
   // sends[r] goes to rank r, receives[r] comes from it: uint8, contiguous, any sizes, the own ones empty. Every rank
   // must call, with nothing to send too.
   void all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const;
-  // The same where most have nothing to say: on the CPU only ranks that have take part.
+  // The same where most have nothing to say: only ranks that have take part.
   void between_some(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const;
   // out[world * n] gets in[world * n] transposed over ranks, n words each. int64.
   void all_to_all_words(at::Tensor out, at::Tensor in) const;

@@ -32,8 +32,8 @@ class Options:
             slow links, and for every floating-point dtype; ``"auto"`` is the one of them that takes less time for bf16
             on this link, once that is measured (an ``"auto"`` collective of 1 MiB or more measures it), and ``"fast"``
             until then.
-        all_to_all_design: ``1`` (sizes, then frames), ``2`` (static parts at once, then the rest; section 5.1), or
-            ``"auto"``, which times both.
+        all_to_all_design: ``1`` (sizes, then frames), ``2`` (at once what frames are expected to have, then what
+            they have more; after section 5.1), or ``"auto"``, which times both.
         wire_dtype: ``torch.bfloat16`` or ``torch.float16`` (or their names): zipped reductions of fp32 inputs travel in
             this dtype. Rounds every input once; the sum stays fp32.
         min_bytes: calls of fewer bytes (all-gather: gathered bytes) stay raw. Default: 1 MiB for ``"auto"``; for
