@@ -45,8 +45,8 @@ at::Tensor plain(const at::Tensor& t);
 // The tensor if it is plain, else one of its kind to write to instead; copy_ it back.
 at::Tensor plain_target(const at::Tensor& t);
 
-// NCCL moves memory as it lies and takes tensors that are dense in their memory format (channels last): those as rows of
-// what lies together, all others unchanged.
+// NCCL moves memory as it lies and takes tensors that are dense in their memory format (channels last): those as rows
+// of what lies together, all others unchanged.
 bool is_dense(const at::Tensor& t);
 at::Tensor as_it_lies(const at::Tensor& t);
 
