@@ -92,18 +92,18 @@ __device__ __forceinline__ uint32_t quick_mean(uint32_t sum, uint32_t n) {
 
 template <bool kFull>
 __device__ __forceinline__ dense::Choice choose(const Symbols& s, uint32_t m) {
-  uint32_t sum = 0, zeros = 0;
+  uint32_t sum = 0, zero_bits = 0;  // a bit of every byte for each word
 #pragma unroll
   for (int k = 0; k < kRuns; ++k) {
     const uint32_t w[2] = {s.of[k].x, s.of[k].y}, valid[2] = {s.valid[k].x, s.valid[k].y};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sum = __dp4a(w[h], 0x01010101u, sum);
-      zeros += __popc(zero_bytes_of(w[h]) & (kFull ? ~0u : valid[h])) / 8;
+      zero_bits |= zero_bytes_of(w[h]) & (kFull ? ~0u : valid[h]) & (0x01010101u << (2 * k + h));
     }
   }
   sum = warp_sum(sum);
-  zeros = warp_sum(zeros);
+  const uint32_t zeros = warp_sum(static_cast<uint32_t>(__popc(zero_bits)));
   const uint32_t mean = quick_mean(sum, m - zeros);
   const Planes planes = planes_from<kFull>(s, mean - dense::kFirstCounted);
   uint32_t h[dense::kCounted];
@@ -452,25 +452,30 @@ __device__ __forceinline__ void encode_window(const Run<E> (&runs)[kRuns], uint3
   }
   __syncwarp();
   uint32_t n = run2 + (all23 & 0xFFFFu) + (all23 >> 16);
-  const uint32_t below = (1u << lane) - 1;
+  // Four symbols a lane.
 #pragma unroll 1
   for (int level = 1; level < dense::kLevels; ++level) {
     const uint32_t table = level_codes(shape, level);
     uint32_t kept = 0;
 #pragma unroll 1
-    for (uint32_t first = 0; first < n; first += kWarpSize) {
-      const bool exists = first + lane < n;
-      const uint32_t symbol = exists ? stage[first + lane] : 0;
-      const uint32_t place = min((symbol - e.base + 7u) & 0xFFu, 15u);
-      const uint32_t code = exists ? table >> (2 * place) & 3u : 0;
-      uint32_t four = code << (2 * (lane % 4));
-      four |= __shfl_xor_sync(kFullWarp, four, 1);
-      four |= __shfl_xor_sync(kFullWarp, four, 2);
-      if (lane % 4 == 0 && exists) dynamic[(first + lane) / 4] = static_cast<uint8_t>(four);
-      const uint32_t left = __ballot_sync(kFullWarp, code == 3);
+    for (uint32_t first = 0; first < n; first += 4 * kWarpSize) {
+      const uint32_t i = first + 4 * lane;
+      const uint32_t four = *reinterpret_cast<const uint32_t*>(stage + i);
+      const uint32_t shifts = 2 * places(four, e.base - 7u, 15);
+      uint32_t code = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) code |= (table >> (shifts >> (8 * j) & 31u) & 3u) << (2 * j);
+      if (i + 4 > n) code &= i >= n ? 0 : (1u << (2 * (n - i))) - 1;
+      if (i < n) dynamic[i / 4] = static_cast<uint8_t>(code);
+      const uint32_t left = code & code >> 1 & 0x55u;
+      const uint32_t own = __popc(left), up_to = warp_inclusive_sum(own);
+      uint8_t* to = stage + kept + up_to - own;
       __syncwarp();  // what is overwritten has been read
-      if (code == 3) stage[kept + __popc(left & below)] = static_cast<uint8_t>(symbol);
-      kept += __popc(left);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (left >> (2 * j) & 1u) *to++ = static_cast<uint8_t>(four >> (8 * j));
+      }
+      kept += __shfl_sync(kFullWarp, up_to, kWarpSize - 1);
     }
     __syncwarp();
     dynamic += dense::level_bytes(n);
@@ -504,7 +509,7 @@ template <typename E, int kParts>
 __device__ __forceinline__ void encode_tiles(const EncodeLaunch& launch, uint64_t block) {
   constexpr uint32_t kBlockTiles = kGroupTiles / kParts;
   __shared__ GroupPlan plan;
-  __shared__ uint8_t stages[kWarps][kTileElements];
+  __shared__ __align__(4) uint8_t stages[kWarps][kTileElements];
   const Group group = find_group(launch, block / kParts);
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const uint32_t first = static_cast<uint32_t>(block % kParts) * kBlockTiles;
