@@ -1,7 +1,7 @@
 // Internals of the CUDA codec, shared by its .cu files and by nobody else. The interface is codec.h.
 //
 // cuda_codec.cu      arguments, scratch, batches of jobs
-// fast_encode.cu, fast_decode.cu   Code::fast
+// fast_encode.cu, fast_encode_many.cu, fast_decode.cu   Code::fast
 // sum_cuda.cu        decode_sum()
 // dense_encode.cu, dense_decode.cu   Code::dense
 // raw_cuda.cu        Code::raw
@@ -98,6 +98,7 @@ constexpr uint64_t kChecksumWords = 2;
 // Clears scratch; the kernel launched behind it may begin at once, see launch_behind().
 cudaError_t launch_clear(uint64_t* words, uint64_t n, Processors processors, cudaStream_t stream);
 cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream);
+cudaError_t launch_fast_encode_many(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_dense_encode(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_raw_encode(const EncodeLaunch& launch, cudaStream_t stream);
 // Adds the checksum to frames that are complete but for it.
@@ -143,7 +144,7 @@ inline uint32_t sums_per_job(int n, uint64_t most_available) {
   return static_cast<uint32_t>(wanted < most ? wanted : most);
 }
 
-// Whether what this device runs was compiled for an architecture with programmatic dependent launches and clusters.
+// Whether what this device runs was compiled for an architecture with programmatic dependent launches.
 inline bool has_hopper_launches() {
 #if defined(__CUDA_ARCH_LIST__) && CUDART_VERSION >= 12030
   constexpr int kArchs[] = {__CUDA_ARCH_LIST__};
@@ -160,24 +161,20 @@ inline bool has_hopper_launches() {
 
 // Launches a kernel that begins when every block of the one before it in the stream has called let_next_begin(), so
 // that their latencies overlap, unless processors are limited. It calls wait_for_previous() before it uses what that
-// one writes, and before it ends. cluster: blocks that run at the same time and see each other's shared memory; needs
-// has_hopper_launches().
+// one writes, and before it ends.
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_behind(void (*kernel)(Parameters...), Processors processors, uint64_t blocks, unsigned cluster,
-                          int threads, size_t shared, cudaStream_t stream, const Arguments&... arguments) {
+cudaError_t launch_behind(void (*kernel)(Parameters...), Processors processors, uint64_t blocks, int threads,
+                          size_t shared, cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(blocks);
   config.blockDim = threads;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = cluster;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  config.attrs = attributes;
-  config.numAttrs = processors.limited || !has_hopper_launches() ? 0 : cluster > 1 ? 2 : 1;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = processors.limited || !has_hopper_launches() ? 0 : 1;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -287,8 +287,12 @@ __device__ __forceinline__ void decode_tiles(const DecodeLaunch& launch, uint64_
   if (!good && lane == 0) report(launch.status + i, Status::bad_escapes);
 }
 
+// Blocks that are to share a multiprocessor: as many as registers allow without spills that matter.
+template <typename E>
+constexpr int kBlocks = E::kMantissa == 7 ? 5 : 3;
+
 template <typename E, int kParts>
-__global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant__ DecodeLaunch launch) {
+__global__ void __launch_bounds__(kThreads, kBlocks<E>) decode_kernel(const __grid_constant__ DecodeLaunch launch) {
   for (uint64_t part = blockIdx.x; part < kParts * launch.first_block[launch.n]; part += gridDim.x) {
     decode_tiles<E, kParts>(launch, part);
     __syncthreads();  // before shared memory is used again
@@ -304,7 +308,7 @@ cudaError_t launch_dense_decode(const DecodeLaunch& launch, cudaStream_t stream)
   return with_element(static_cast<DType>(launch.dtype), [&](auto element) {
     using E = decltype(element);
     const auto launch_parts = [&](auto kernel, uint64_t parts) {
-      return launch_behind(kernel, processors, processors.blocks_for(parts), 1, kThreads, 0, stream, launch);
+      return launch_behind(kernel, processors, processors.blocks_for(parts), kThreads, 0, stream, launch);
     };
     return groups > kManyGroups * processors.n ? launch_parts(decode_kernel<E, 1>, groups)
                                                : launch_parts(decode_kernel<E, 4>, 4 * groups);

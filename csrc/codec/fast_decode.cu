@@ -212,8 +212,8 @@ cudaError_t launch_with(const DecodeLaunch& launch, cudaStream_t stream) {
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   if (error != cudaSuccess) return error;
   const uint64_t blocks = ceil_div(launch.first_block[launch.n] * kParts<kTilesPerWarp>, kTeams);
-  return launch_behind(kernel, launch.processors, launch.processors.blocks_for(blocks), 1, kTeams * kTeamThreads,
-                       kShared, stream, launch);
+  return launch_behind(kernel, launch.processors, launch.processors.blocks_for(blocks), kTeams * kTeamThreads, kShared,
+                       stream, launch);
 }
 
 }  // namespace

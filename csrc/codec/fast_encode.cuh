@@ -10,9 +10,7 @@ namespace cuda {
 constexpr int kTiles = static_cast<int>(kGroupTiles);
 constexpr uint32_t kTile = static_cast<uint32_t>(kTileValues);
 static_assert(kTiles == kWarpSize, "a warp plans a group, a lane each tile");
-constexpr uint32_t kSlotBytes = static_cast<uint32_t>(kMaxUnitBytes);
 constexpr uint32_t kPlanesBytes32 = static_cast<uint32_t>(kPlanesBytes);
-static_assert(kSlotBytes >= kTile, "a slot also holds a tile's exponents");
 
 // ---- A tile ---------------------------------------------------------------------------------------------------
 
@@ -145,20 +143,19 @@ __device__ __forceinline__ bool all_equal(const LaneValues& v, uint32_t valid) {
   return __all_sync(kFullWarp, differs == 0);
 }
 
-// In shared memory, a lane's exponents and its sign-mantissa bytes lie in the same places: of values 256 k + 8 lane, 8
-// bytes each, up to `padded`. A lane may thus go from one to the other without waiting for the rest of the warp.
-__device__ __forceinline__ void put_exponents(uint8_t* slot, const LaneValues& v, uint32_t padded, int lane) {
+// Writes a lane's exponents, up to `padded` of the tile's: 8 bytes each of values 256 k + 8 lane on.
+__device__ __forceinline__ void put_exponents(uint8_t* to, const LaneValues& v, uint32_t padded, int lane) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const uint32_t i = 256 * k + 8 * lane;
-    if (i < padded) *reinterpret_cast<uint2*>(slot + i) = exponent_bytes(v.w[k]);
+    if (i < padded) *reinterpret_cast<uint2*>(to + i) = exponent_bytes(v.w[k]);
   }
 }
 
-// Copies a lane's escaped exponents from its places in `slot` to the bytes before `end`. The last escape first: the
-// highest bit is found by one instruction.
-__device__ __forceinline__ void put_escapes(const uint8_t* slot, uint32_t escapes, uint8_t* end, int lane) {
-  const uint8_t* from = slot + 8 * lane;
+// Copies a lane's escaped exponents from where put_exponents() has put them to the bytes before `end`. The last escape
+// first: the highest bit is found by one instruction.
+__device__ __forceinline__ void put_escapes(const uint8_t* exponents, uint32_t escapes, uint8_t* end, int lane) {
+  const uint8_t* from = exponents + 8 * lane;
   while (escapes != 0) {
     const uint32_t bit = 31 - __clz(escapes);
     escapes ^= 1u << bit;
@@ -171,61 +168,45 @@ __device__ __forceinline__ uint32_t pack_entry(uint16_t word, uint32_t base) { r
 __device__ __forceinline__ uint16_t entry_word(uint32_t entry) { return static_cast<uint16_t>(entry); }
 __device__ __forceinline__ uint8_t entry_base(uint32_t entry) { return static_cast<uint8_t>(entry >> 16); }
 
-constexpr uint32_t kNoPlace = 0xFFFFFFFFu;
-
-__device__ __forceinline__ void put_sign_mantissas(uint8_t* slot, const LaneValues& v, uint32_t padded, int lane) {
+__device__ __forceinline__ void put_sign_mantissas(uint8_t* to, const LaneValues& v, uint32_t padded, int lane) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const uint32_t i = 256 * k + 8 * lane;
-    if (i < padded) *reinterpret_cast<uint2*>(slot + i) = sign_mantissas(v.w[k]);
+    if (i < padded) *reinterpret_cast<uint2*>(to + i) = sign_mantissas(v.w[k]);
   }
 }
 
-struct EncodedTile {
+// What a tile becomes.
+struct PlannedTile {
   uint32_t entry;
-  uint32_t place;  // of the dynamic bytes, kNoPlace: nowhere
+  uint32_t planes[3];  // window: the lane's word of each
+  uint32_t end;        // window: escapes of the lanes up to this one
+  __device__ __forceinline__ uint32_t mode() const { return tile_word_mode(entry_word(entry)); }
+  __device__ __forceinline__ uint32_t dynamic() const { return tile_word_dynamic(entry_word(entry)); }
+  __device__ __forceinline__ bool is(TileMode m) const { return mode() == static_cast<uint32_t>(m); }
+  __device__ __forceinline__ uint32_t escapes(uint32_t valid) const {
+    return ~(planes[0] | planes[1] | planes[2]) & valid;
+  }
 };
 
-// Encodes the m values, zeros behind them: the unit into `slot`, the dynamic bytes of window and constant tiles to
-// where take(n) says, if it finds a place for n bytes: pool + place. A full tile has m = kTile, known to the compiler.
-template <bool kFull, typename Take>
-__device__ __forceinline__ EncodedTile encode_tile(const LaneValues& v, uint8_t* slot, uint8_t* pool, const Take& take,
-                                                   uint32_t m, int lane) {
+// Of m values, zeros behind them; a full tile has m = kTile, known to the compiler.
+template <bool kFull>
+__device__ __forceinline__ PlannedTile plan_tile(const LaneValues& v, uint32_t m, int lane) {
   if (kFull) m = kTile;
   const uint32_t valid = kFull ? 0xFFFFFFFFu : valid_values(m, lane);
-  if (all_equal(v, valid)) {
-    const uint32_t place = take(2);
-    if (place != kNoPlace && lane == 0) *reinterpret_cast<uint16_t*>(pool + place) = static_cast<uint16_t>(v.w[0][0]);
-    return {pack_entry(pack_tile_word(TileMode::constant, 2), 0), place};
-  }
-
+  if (all_equal(v, valid)) return {pack_entry(pack_tile_word(TileMode::constant, 2), 0), {}, 0};
   const uint32_t mean = mean_of_samples(v);
   const uint32_t first_base = candidate_base(mean, 0);
   Planes planes = make_planes(v, first_base);
   const uint32_t step = choose_step(planes, valid, candidate_base(mean, kBaseCandidates - 1) - first_base);
   settle(&planes, step, valid);
-  const uint32_t escapes = ~(planes.p[0] | planes.p[1] | planes.p[2]) & valid;
-  const uint32_t end = warp_inclusive_sum(__popc(escapes));
-  const uint32_t total = __shfl_sync(kFullWarp, end, kWarpSize - 1);
-  const uint32_t padded = static_cast<uint32_t>(align_up(m));
-  if (m <= kPlanesBytes32 + total) {  // not window_pays()
-    put_sign_mantissas(slot, v, padded, lane);
-    return {pack_entry(pack_tile_word(TileMode::raw, m), 0), kNoPlace};
-  }
-#pragma unroll
-  for (int p = 0; p < 3; ++p) {
-    *reinterpret_cast<uint32_t*>(slot + padded + kPlaneBytes * p + 4 * lane) = planes.p[p];
-  }
-  uint32_t place = 0;
-  if (total != 0) {
-    place = take(total);
-    if (place != kNoPlace) {
-      put_exponents(slot, v, padded, lane);
-      put_escapes(slot, escapes, pool + place + end, lane);
-    }
-  }
-  put_sign_mantissas(slot, v, padded, lane);
-  return {pack_entry(pack_tile_word(TileMode::window, total), first_base + step), place};
+  PlannedTile tile = {0, {planes.p[0], planes.p[1], planes.p[2]}, 0};
+  tile.end = warp_inclusive_sum(__popc(tile.escapes(valid)));
+  const uint32_t total = __shfl_sync(kFullWarp, tile.end, kWarpSize - 1);
+  tile.entry = m <= kPlanesBytes32 + total  // not window_pays()
+                   ? pack_entry(pack_tile_word(TileMode::raw, m), 0)
+                   : pack_entry(pack_tile_word(TileMode::window, total), first_base + step);
+  return tile;
 }
 
 // The values that a lane works on.

@@ -1,5 +1,5 @@
-// Code::fast, values to frame: a group of 32 tiles, once they are encoded. Its place in the frame, its tables, and the
-// way of its bytes from shared memory to the frame. A lane stands for a tile.
+// Code::fast, values to frame: a group of 32 tiles. Its place in the frame, its tables, and the way of its bytes from
+// shared memory to the frame. One warp finds its place, a lane for each tile.
 //
 // Where a group's part begins follows from the groups before it, by decoupled look-back (Merrill and Garland,
 // "Single-pass parallel prefix scan with decoupled look-back", 2016). Timing decides who waits for whom, never where a
@@ -24,7 +24,8 @@ struct Group {
   bool split;
 
   __device__ __forceinline__ uint32_t values_in(uint32_t t) const { return min(values - t * kTile, kTile); }
-  __device__ __forceinline__ bool full() const { return values == kGroupValues; }
+  // Full tiles only, for loads of 16 bytes.
+  __device__ __forceinline__ bool whole() const { return values == kGroupValues && is_aligned(src, 16); }
 };
 
 __device__ __forceinline__ Group find_group(const EncodeLaunch& launch, uint64_t block) {
@@ -65,24 +66,47 @@ __device__ __forceinline__ void publish(uint64_t* states, uint64_t g, uint64_t s
   if (lane == 0) store_state(states + g, size | (g == 0 ? kPrefix : kOwnSize));
 }
 
-// Size of all groups before group g, for a whole warp, which has published the group's own. Only what is not known yet
-// is asked for again: hundreds of warps wait for the same few words.
+// Size of all groups before group g, for a whole warp, which has published the group's own. kWindows * 32 groups are
+// looked at at a time, and only what is not known yet is asked for again: hundreds of warps wait for the same few
+// words.
+template <int kWindows>
 __device__ __forceinline__ uint64_t look_back(uint64_t* states, uint64_t g, uint64_t size, int lane) {
   uint64_t before = 0;
   if (g == 0) return 0;
-  for (uint64_t end = g;; end -= kWarpSize) {
-    // Lane i looks at group end - 1 - i.
-    uint64_t state = static_cast<uint64_t>(lane) < end ? load_state(states + (end - 1 - lane)) : kPrefix;
-    uint32_t prefixes, wanted;  // wanted: lanes up to the nearest known prefix
+  for (uint64_t end = g;; end -= kWindows * kWarpSize) {
+    // Lane i looks at group end - 1 - i, and at those kWarpSize, 2 * kWarpSize, ... before that.
+    uint64_t state[kWindows];
+    const auto load = [&](int w) {
+      const uint64_t back = w * kWarpSize + lane;
+      state[w] = back < end ? load_state(states + (end - 1 - back)) : kPrefix;
+    };
+#pragma unroll
+    for (int w = 0; w < kWindows; ++w) load(w);
+    uint32_t prefixes[kWindows], wanted[kWindows], found;  // wanted: lanes up to the nearest known prefix
     while (true) {
-      prefixes = __ballot_sync(kFullWarp, (state & kFlags) == kPrefix);
-      wanted = prefixes != 0 ? prefixes ^ (prefixes - 1) : kFullWarp;
-      const bool missing = (state & kFlags) == 0;
-      if ((__ballot_sync(kFullWarp, missing) & wanted) == 0) break;
-      if (missing && (wanted >> lane & 1u)) state = load_state(states + (end - 1 - lane));
+      found = 0;
+#pragma unroll
+      for (int w = 0; w < kWindows; ++w) {
+        prefixes[w] = __ballot_sync(kFullWarp, (state[w] & kFlags) == kPrefix);
+        wanted[w] = found != 0 ? 0 : prefixes[w] != 0 ? prefixes[w] ^ (prefixes[w] - 1) : kFullWarp;
+        found |= prefixes[w];
+      }
+      uint32_t missing = 0;
+#pragma unroll
+      for (int w = 0; w < kWindows; ++w) {
+        missing |= __ballot_sync(kFullWarp, (state[w] & kFlags) == 0) & wanted[w];
+      }
+      if (missing == 0) break;
+#pragma unroll
+      for (int w = 0; w < kWindows; ++w) {
+        if ((state[w] & kFlags) == 0 && (wanted[w] >> lane & 1u)) load(w);
+      }
     }
-    before += warp_sum((wanted >> lane) & 1u ? state & ~kFlags : uint64_t{0});
-    if (prefixes != 0) break;
+    uint64_t sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWindows; ++w) sum += (wanted[w] >> lane) & 1u ? state[w] & ~kFlags : uint64_t{0};
+    before += warp_sum(sum);
+    if (found != 0) break;
   }
   if (lane == 0) store_state(states + g, (before + size) | kPrefix);
   return before;
@@ -90,17 +114,21 @@ __device__ __forceinline__ uint64_t look_back(uint64_t* states, uint64_t g, uint
 
 // ---- Places and tables ----------------------------------------------------------------------------------------
 
+// Sizes of a group's two kinds of bytes.
+struct PartSize {
+  uint32_t units;    // in its part: none in a split frame
+  uint32_t dynamic;  // without padding
+  __device__ __forceinline__ uint32_t padding() const { return static_cast<uint32_t>(align_up(dynamic)) - dynamic; }
+  __device__ __forceinline__ uint32_t all() const { return units + dynamic + padding(); }
+};
+
 // A lane's tile of a group, and the group.
 struct TilePlace {
   uint32_t entry;
   uint32_t unit;           // bytes of it
   uint32_t unit_begin;     // from the group's first unit on
   uint32_t dynamic_begin;  // from the group's first dynamic byte on
-  uint32_t units_size;     // of the group, in its part
-  uint32_t dynamic_size;   // of the group, without padding
-  __device__ __forceinline__ uint32_t part_size() const {
-    return units_size + static_cast<uint32_t>(align_up(dynamic_size));
-  }
+  PartSize size;
 };
 
 __device__ __forceinline__ TilePlace place_tile(const Group& group, uint32_t entry, int lane) {
@@ -113,10 +141,9 @@ __device__ __forceinline__ TilePlace place_tile(const Group& group, uint32_t ent
   const uint32_t both = place.unit | tile_word_dynamic(entry_word(place.entry)) << 16;
   const uint32_t up_to = warp_inclusive_sum(both);
   const uint32_t all = __shfl_sync(kFullWarp, up_to, kWarpSize - 1);
-  place.unit_begin = group.split ? lane * kSlotBytes : (up_to - both) & 0xFFFFu;
+  place.unit_begin = group.split ? lane * static_cast<uint32_t>(kMaxUnitBytes) : (up_to - both) & 0xFFFFu;
   place.dynamic_begin = (up_to - both) >> 16;
-  place.units_size = group.split ? 0 : all & 0xFFFFu;
-  place.dynamic_size = all >> 16;
+  place.size = {group.split ? 0 : all & 0xFFFFu, all >> 16};
   return place;
 }
 
@@ -130,11 +157,11 @@ struct GroupPlace {
   uint8_t* dynamic;
 };
 
-__device__ __forceinline__ GroupPlace place_group(const Group& group, const TilePlace& place, uint64_t begin) {
+__device__ __forceinline__ GroupPlace place_group(const Group& group, const PartSize& size, uint64_t begin) {
   uint8_t* const part =
       group.frame + fast_static_bytes(group.count, group.split ? FrameLayout::split : FrameLayout::compact) + begin;
   return {group.split ? group.frame + tables_end(group.count) + group.index * kGroupTiles * kMaxUnitBytes : part,
-          part + place.units_size};
+          part + size.units};
 }
 
 // What the tables say of a group's tiles.
@@ -145,9 +172,10 @@ __device__ __forceinline__ void store_entries(const Group& group, uint32_t entry
   group.frame[tile_base_begin(group.count) + tile] = entry_base(entry);
 }
 
-// Where the group begins, and behind the last one what ends the tables, and the header.
+// Where the group begins, and what ends its part; behind the last one what ends the tables, and the header.
 __device__ __forceinline__ void store_begin(const Group& group, const FrameHeader& header, uint64_t begin,
-                                            uint32_t size, int lane) {
+                                            const PartSize& size, const GroupPlace& place, int lane) {
+  if (lane < size.padding()) place.dynamic[size.dynamic + lane] = 0;
   if (group.count != 0 && lane == 0) {
     *reinterpret_cast<uint64_t*>(group.frame + group_table_begin() + 8 * group.index) = begin;
   }
@@ -160,9 +188,10 @@ __device__ __forceinline__ void store_begin(const Group& group, const FrameHeade
   zero_bytes(group.frame + words_end, tile_base_begin(group.count) - words_end, lane);
   zero_bytes(group.frame + bases_end, tables_end(group.count) - bases_end, lane);
   if (lane == 0) {
-    const uint64_t parts = fast_static_bytes(group.count, group.split ? FrameLayout::split : FrameLayout::compact);
-    write_header(header, group.count, parts + begin + size, 0, group.frame);
-    if (group.frame_bytes != nullptr) *group.frame_bytes = parts + begin + size;
+    const FrameLayout layout = group.split ? FrameLayout::split : FrameLayout::compact;
+    const uint64_t end = fast_static_bytes(group.count, layout) + begin + size.all();
+    write_header(header, group.count, end, 0, group.frame);
+    if (group.frame_bytes != nullptr) *group.frame_bytes = end;
   }
 }
 
@@ -197,34 +226,6 @@ __device__ __forceinline__ void zero_hole(uint8_t* unit, uint32_t unit_size, uin
   for (uint32_t b = unit_size + 16 * lane; b < reserved; b += 16 * kWarpSize) {
     *reinterpret_cast<uint4*>(unit + b) = make_uint4(0, 0, 0, 0);
   }
-}
-
-// Dynamic bytes for which encode_tile() has found no place: made again from the values, by a warp. The slot, from which
-// the unit has been copied, is overwritten.
-static __device__ __noinline__ void store_again(const uint16_t* values, uint32_t m, uint32_t entry, uint8_t* slot,
-                                                uint8_t* dynamic, int lane) {
-  const uint32_t padded = static_cast<uint32_t>(align_up(m));
-  const LaneValues v = load_values<false>(values, m, lane);
-  const bool window = tile_word_mode(entry_word(entry)) == static_cast<uint32_t>(TileMode::window);
-  uint32_t escapes = 0;
-  if (window) {
-    for (int p = 0; p < 3; ++p) {
-      escapes |= *reinterpret_cast<const uint32_t*>(slot + padded + kPlaneBytes * p + 4 * lane);
-    }
-    escapes = ~escapes & valid_values(m, lane);
-  }
-  __syncwarp();
-  put_exponents(slot, v, padded, lane);
-  __syncwarp();
-  if (window) {
-    put_escapes(slot, escapes, dynamic + warp_inclusive_sum(__popc(escapes)), lane);
-  } else if (tile_word_mode(entry_word(entry)) == static_cast<uint32_t>(TileMode::raw)) {
-    store_bytes(dynamic, slot, m, lane);
-  } else if (lane == 0) {
-    dynamic[0] = static_cast<uint8_t>(values[0]);
-    dynamic[1] = static_cast<uint8_t>(values[0] >> 8);
-  }
-  __syncwarp();
 }
 
 }  // namespace cuda

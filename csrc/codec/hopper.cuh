@@ -1,8 +1,7 @@
-// What sm_90 and later have: barriers in shared memory that count arrivals, copies by the copy engine, clusters of
-// blocks. On older architectures these compile to nothing, and kernels that need them are not launched.
+// What sm_90 and later have: barriers in shared memory that count arrivals, copies by the copy engine. On older
+// architectures these compile to nothing, and kernels that need them are not launched.
 #pragma once
 
-#include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -51,22 +50,6 @@ __device__ __forceinline__ void wait_for(uint64_t* barrier, uint32_t parity) {
       "@!done bra again; }" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
-#endif
-}
-
-// Waits for all threads of the cluster's blocks.
-__device__ __forceinline__ void sync_cluster() {
-#if __CUDA_ARCH__ >= 900
-  cooperative_groups::this_cluster().sync();
-#endif
-}
-// The same place in the shared memory of another block of the cluster.
-template <typename T>
-__device__ __forceinline__ const T* of_block(const T* p, unsigned rank) {
-#if __CUDA_ARCH__ >= 900
-  return cooperative_groups::this_cluster().map_shared_rank(p, rank);
-#else
-  return p;
 #endif
 }
 

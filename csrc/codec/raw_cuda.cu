@@ -76,7 +76,7 @@ cudaError_t launch_raw_encode(const EncodeLaunch& launch, cudaStream_t stream) {
 
 cudaError_t launch_raw_decode(const DecodeLaunch& launch, cudaStream_t stream) {
   const uint64_t blocks = launch.processors.blocks_for(launch.first_block[launch.n]);
-  return launch_behind(raw_decode_kernel, launch.processors, blocks, 1, kThreads, 0, stream, launch);
+  return launch_behind(raw_decode_kernel, launch.processors, blocks, kThreads, 0, stream, launch);
 }
 
 }  // namespace cuda

@@ -517,7 +517,7 @@ cudaError_t launch_with(const SumLaunch& launch, int parts, int teams, cudaStrea
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
   if (error != cudaSuccess) return error;
   const uint64_t blocks = launch.processors.blocks_for(ceil_div(group_count(launch.count) * parts, teams));
-  return launch_behind(kernel, launch.processors, blocks, 1, teams * kTeamThreads, shared, stream, launch, parts);
+  return launch_behind(kernel, launch.processors, blocks, teams * kTeamThreads, shared, stream, launch, parts);
 }
 
 template <DType kIn, bool kScaled>

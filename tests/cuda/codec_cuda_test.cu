@@ -135,7 +135,15 @@ void test_batches(bool quick) {
     }
   }
   // More groups than blocks at a time, on any GPU of up to 200 multiprocessors.
-  if (!quick) check_equal({bytes_of(mixed_values(14'000'000 + 5))}, {}, 0, "many groups");
+  if (!quick) {
+    check_equal({bytes_of(mixed_values(14'000'000 + 5))}, {}, 0, "many groups");
+    std::vector<Bytes> tensors;
+    for (int i = 0; i < 49; ++i) tensors.push_back(bytes_of(kPatterns[i % 7].make(280'000 + 3001 * (i % 11))));
+    for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+      const FrameOptions options = {DType::bf16, Code::fast, layout, false};
+      for (size_t shift : {0, 2}) check_equal(tensors, options, shift, describe("many groups", options, shift));
+    }
+  }
   check_equal({{}, {}, {}}, {DType::bf16, Code::fast, FrameLayout::compact, true}, 0, "nothing but empty tensors");
 }
 
@@ -256,6 +264,9 @@ void test_few_multiprocessors(bool quick) {
     }
   }
   if (!quick) {
+    // Every team has many groups.
+    check_equal({bytes_of(mixed_values(3'000'000 + 5)), bytes_of(mixed_values(1'000'000))}, {}, 0,
+                "few for many groups");
     test_raw();
     test_corrupt(true);
   }
