@@ -17,8 +17,9 @@ sum         on CUDA: raw bytes of 8 frames decoded and added up per second; limi
 All are timed in turns. On the CPU one thread runs, or as many as --threads says. On CUDA each timing is one CUDA graph
 of several calls between two events, so that launch overhead does not count (--timing stream: calls on a stream, launch
 overhead included); up to the size of its L2 cache all of them, the copy too, find their data there. --max-sms keeps the
-codec to some of the GPU's multiprocessors. Other compressors that are installed here (rivals.py) are timed on the same
-bytes, on CUDA as calls on a stream. plot_codec.py draws the results.
+codec to some of the GPU's multiprocessors. Other compressors that are installed here (rivals.py) are timed in turns
+with ours on the same bytes, on CUDA all of them as calls on a stream; "fast is x" tells how many times as fast code
+fast was. plot_codec.py draws the results.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import torch
 import zipccl
 from zipccl import _C
 
-ROUNDS = 7
+ROUNDS = {"cpu": 25, "cuda": 7}
 ADDENDS = 8
 
 
@@ -86,57 +87,69 @@ class CudaTimer:
         return self.start.elapsed_time(self.end) * 1e-3 / self.calls
 
 
-def medians(timers: dict[str, CpuTimer | CudaTimer]) -> dict[str, float]:
-    """Of ROUNDS rounds in which every timer has its turn, so that a slow moment hits them all."""
+def in_turns(timers: dict[str, CpuTimer | CudaTimer], device: str) -> dict[str, float]:
+    """Seconds of a call: the median of rounds in which every timer has its turn; on the CPU, where other programs take
+    their share, the best."""
     times: dict[str, list[float]] = {name: [] for name in timers}
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS[device]):
         for name, timer in timers.items():
             times[name].append(timer.seconds())
-    return {name: statistics.median(t) for name, t in times.items()}
+    return {name: min(t) if device == "cpu" else statistics.median(t) for name, t in times.items()}
+
+
+class Ours:
+    """One code at work on one tensor."""
+
+    def __init__(self, values: torch.Tensor, code: str, args: argparse.Namespace):
+        self.form = {"code": code, "layout": args.layout, "checksum": args.checksum}
+        self.values, self.code, self.args = values, code, args
+        self.room = torch.empty(_C.frame_bound(values, **self.form), dtype=torch.uint8, device=values.device)
+        self.size = torch.zeros(1, dtype=torch.int64, device=values.device)
+        self.out = torch.full_like(values, float("nan"))
+        self.encode()
+        self.frame = self.room[: self.size.item()]
+
+    def encode(self) -> None:
+        _C.encode_into(self.values, self.room, self.size, **self.form, max_sms=self.args.max_sms)
+
+    def decode(self) -> None:
+        _C.decode_into(self.frame, self.out, max_sms=self.args.max_sms, code=self.code)
 
 
 def measure(values: torch.Tensor, code: str, args: argparse.Namespace) -> dict:
-    form = {"code": code, "layout": args.layout, "checksum": args.checksum}
-    nbytes = values.nbytes
-    room = torch.empty(_C.frame_bound(values, **form), dtype=torch.uint8, device=values.device)
-    size = torch.zeros(1, dtype=torch.int64, device=values.device)
-    out = torch.full_like(values, float("nan"))
-    _C.encode_into(values, room, size, **form)
-    frame = room[: size.item()]
-    sms = args.max_sms
-    calls: dict[str, Callable[[], object]] = {
-        "encode": lambda: _C.encode_into(values, room, size, **form, max_sms=sms),
-        "decode": lambda: _C.decode_into(frame, out, max_sms=sms, code=code),
-    }
+    ours = Ours(values, code, args)
+    nbytes, packed = values.nbytes, len(ours.frame)
     copied = torch.empty_like(values)
-    calls["copy"] = lambda: copied.copy_(values)
-    if values.is_cuda:
-        if code == "fast":
-            frames = [frame.clone() for _ in range(ADDENDS)]
-            calls["sum"] = lambda: _C.sum_into(frames, copied, max_sms=sms)
-        seconds = medians({name: CudaTimer(call, nbytes, args.timing == "graph") for name, call in calls.items()})
-    else:
-        seconds = medians({name: CpuTimer(call, nbytes) for name, call in calls.items()})
+    calls: dict[str, Callable[[], object]] = {
+        "encode": ours.encode,
+        "decode": ours.decode,
+        "copy": lambda: copied.copy_(values),
+    }
+    if values.is_cuda and code == "fast":
+        frames = [ours.frame.clone() for _ in range(ADDENDS)]
+        calls["sum"] = lambda: _C.sum_into(frames, copied, max_sms=args.max_sms)
+    timer = functools.partial(CudaTimer, graph=args.timing == "graph") if values.is_cuda else CpuTimer
+    seconds = in_turns({name: timer(call, nbytes) for name, call in calls.items()}, values.device.type)
     copy_rate = 2 * nbytes / seconds["copy"]
-    limit = copy_rate / (1 + len(frame) / nbytes)
+    limit = copy_rate / (1 + packed / nbytes)
     rates = {name: nbytes / seconds[name] for name in ("encode", "decode")}
     row = {
         "bytes": nbytes,
         "code": code,
-        "frame_bytes": len(frame),
-        "bits": 16 * len(frame) / nbytes,
+        "frame_bytes": packed,
+        "bits": 16 * packed / nbytes,
         "copy_gbps": copy_rate / 1e9,
         "encode_gbps": rates["encode"] / 1e9,
         "encode_share": rates["encode"] / limit,
         "decode_gbps": rates["decode"] / 1e9,
         "decode_share": rates["decode"] / limit,
-        "mismatches": harness.mismatches(values, out),
+        "mismatches": harness.mismatches(values, ours.out),
     }
     if values.is_cuda:
         row |= {"sum_gbps": None, "sum_share": None}
     if "sum" in seconds:
         row["sum_gbps"] = ADDENDS * nbytes / seconds["sum"] / 1e9
-        row["sum_share"] = (nbytes + ADDENDS * len(frame)) / copy_rate / seconds["sum"]
+        row["sum_share"] = (nbytes + ADDENDS * packed) / copy_rate / seconds["sum"]
     return row
 
 
@@ -157,20 +170,26 @@ SUM_COLUMNS = [("sum_gbps", "sum GB/s", ".2f"), ("sum_share", "share", ".0%")]
 # ---- Rivals ---------------------------------------------------------------------------------------------------
 
 
-def measure_rival(rival: rivals.Rival, ours: list[dict], device: str) -> dict:
-    """`ours`: this size's rows."""
-    nbytes = ours[0]["bytes"]
-    timer = functools.partial(CudaTimer, graph=False, most_calls=8) if device == "cuda" else CpuTimer
-    seconds = medians({"encode": timer(rival.encode, nbytes), "decode": timer(rival.decode, nbytes)})
+def measure_rival(rival: rivals.Rival, values: torch.Tensor, args: argparse.Namespace) -> dict:
+    """In turns with ours, so that a slow moment hits both."""
+    nbytes, device = values.nbytes, values.device.type
+    timer = functools.partial(CudaTimer, graph=False, most_calls=8) if values.is_cuda else CpuTimer
+    timers = {"encode": timer(rival.encode, nbytes), "decode": timer(rival.decode, nbytes)}
+    for code in args.code:
+        ours = Ours(values, code, args)
+        timers |= {f"encode {code}": timer(ours.encode, nbytes), f"decode {code}": timer(ours.decode, nbytes)}
+    seconds = in_turns(timers, device)
     row = {"rival": rival.name, "bytes": nbytes, "bits": 16 * rival.packed_bytes / nbytes}
-    for way, t in seconds.items():
-        row[f"{way}_gbps"] = nbytes / t / 1e9
-        row |= {f"{way}_ratio_{r['code']}": r[f"{way}_gbps"] / row[f"{way}_gbps"] for r in ours}
+    for way in ("encode", "decode"):
+        row[f"{way}_gbps"] = nbytes / seconds[way] / 1e9
+        for code in args.code:
+            row[f"{way}_gbps_{code}"] = nbytes / seconds[f"{way} {code}"] / 1e9
+            row[f"{way}_ratio_{code}"] = seconds[way] / seconds[f"{way} {code}"]
     return row | {"exact": bool(rival.exact())}
 
 
 def rival_columns(codes: list[str]) -> list[tuple[str, str, str]]:
-    columns = [("bytes", "raw size", "size"), ("rival", "rival", "s"), ("bits", "bits", ".3f")]
+    columns = [("bytes", "raw size", "size"), ("rival", f"{'rival':>18}", "s"), ("bits", "bits", ".3f")]
     for way in ("encode", "decode"):
         columns.append((f"{way}_gbps", f"{way} GB/s", ".2f"))
         columns += [(f"{way}_ratio_{code}", f"{code} is x", ".1f") for code in codes]
@@ -205,7 +224,6 @@ def main() -> int:
     print(f"values: {source.name}")
     table = harness.Table(COLUMNS + SUM_COLUMNS if device == "cuda" else COLUMNS)
     rival_table = harness.Table(rival_columns(args.code))
-    table.head()
     for nbytes in sizes:
         values = source.take(nbytes // 2).to(device)
         for code in args.code:
@@ -218,12 +236,10 @@ def main() -> int:
         if device == "cpu" and nbytes > rivals.MAX_BYTES:
             break
         values = source.take(nbytes // 2).to(device)
-        ours = [row for row in table.rows if row["bytes"] == nbytes]
         for rival in rivals.on_cuda(values) if device == "cuda" else rivals.on_cpu(values):
             if not rival_table.rows:
                 print("\nOther compressors on the same bytes:")
-                rival_table.head()
-            rival_table.add(measure_rival(rival, ours, device))
+            rival_table.add(measure_rival(rival, values, args))
     harness.write_json(args.json, facts | run)
     wrong = sum(row["mismatches"] for row in table.rows)
     for row in rival_table.rows:

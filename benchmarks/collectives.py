@@ -19,24 +19,20 @@ wire/raw           bytes zipccl received over bytes it would have received raw
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import statistics
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import harness  # first: it makes the demo's helpers importable
 import launch
-import machine
 import torch
 import torch.distributed as dist
 import zipccl
 from all_gather import AllGather
 from all_to_all import AllToAll, AllToAllSkewed1, AllToAllSkewed2
 from broadcast import Broadcast
-from netns import LinkError, ShapedLink
 from reductions import AllReduce, ReduceScatter
 
 COLLECTIVES = {
@@ -58,14 +54,11 @@ TIMEOUT = timedelta(seconds=120)
 
 
 class Bench:
-    def __init__(self, device: str):
+    def __init__(self, args: argparse.Namespace):
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.device = torch.device("cpu")
-        if device == "cuda":
-            self.device = torch.device("cuda", int(os.environ["LOCAL_GPU"]))
-            torch.cuda.set_device(self.device)
+        self.device = harness.rank_device(args)
         dist.init_process_group("gloo", timeout=TIMEOUT)  # for what the benchmark itself must agree on
-        self.raw = dist.new_group(backend=launch.inner_name(device), timeout=TIMEOUT)
+        self.raw = dist.new_group(backend=launch.inner_name(args.device), timeout=TIMEOUT)
 
     def group(self, collective: type[harness.Collective], mode: str, min_bytes: int | None) -> dist.ProcessGroup:
         options = zipccl.Options(**{collective.name: mode}, min_bytes=min_bytes, **collective.zip_options)
@@ -133,8 +126,7 @@ class Bench:
 
 
 def rank_work(args: argparse.Namespace, sizes: list[int]) -> None:
-    torch.set_num_threads(1)
-    bench = Bench(args.device)
+    bench = Bench(args)
     values = harness.Values(args.tensor)
     for name in args.collectives:
         zipped = bench.group(COLLECTIVES[name], "zip", 0)
@@ -168,60 +160,26 @@ COLUMNS = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    launch.add_arguments(parser)
+    harness.add_rank_arguments(parser)
     harness.add_size_arguments(parser, "64K", "64M")
     harness.add_data_argument(parser)
     parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=list(COLLECTIVES))
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)  # set in the processes it starts
     args = parser.parse_args()
     sizes = harness.sweep(args, parser)
     if args.worker:
         launch.rank_main(lambda: rank_work(args, sizes))
-    launch.resolve(args, parser)
-    launch.exit_cleanly_on_sigterm()
-
-    tables: dict[str, harness.Table] = {}
-
-    def show(program: str, rank: int, row: dict) -> None:
-        if rank != 0:
-            return
-        name = row.pop("collective")
-        if name not in tables:
-            tables[name] = harness.Table(COLUMNS)
-            print(f"\n{name}, size: bytes {COLLECTIVES[name].size_is}", flush=True)
-            tables[name].head()
-        tables[name].add(row)
-
-    worker = [__file__, "--worker", "--device", args.device, "--collectives", *args.collectives]
-    worker += ["--min-bytes", str(args.min_bytes), "--max-bytes", str(args.max_bytes), "--factor", str(args.factor)]
-    worker += ["--tensor", str(args.tensor)] if args.tensor else []
     values = args.tensor.name if args.tensor else "synthetic"
-    try:
-        with ShapedLink(args.link) if args.link else contextlib.nullcontext() as link:
-            cluster = launch.Cluster(args.ranks, args.device, args.ranks_per_gpu, link, args.transport)
-            if cluster.prints:
-                over = ", over sockets" if args.transport == "sockets" else ""
-                over = f", joined by a {args.link} link" if args.link else over
-                print(f"zipccl {zipccl.__version__}, {cluster.world} ranks, {args.device}{over}; values: {values}")
-            launch.run({"benchmark": worker}, cluster, show)
-    except (LinkError, launch.RankDied) as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        return 130
-    if not cluster.prints:
-        return 0
-    facts = machine.describe(args.device) | {"what": "collectives", "ranks": args.ranks, "link": args.link}
-    facts |= {
-        "ranks_per_gpu": args.ranks_per_gpu,
-        "transport": args.transport,
-        "inner": launch.inner_name(args.device),
-        "values": values,
-    }
-    harness.write_json(args.json, facts | {"collectives": {name: table.rows for name, table in tables.items()}})
-    wrong = sum(row["mismatches"] for table in tables.values() for row in table.rows)
+
+    def introduction(cluster: launch.Cluster) -> str:
+        over = ", over sockets" if args.transport == "sockets" else ""
+        over = f", joined by a {args.link} link" if args.link else over
+        return f"zipccl {zipccl.__version__}, {cluster.world} ranks, {args.device}{over}; values: {values}"
+
+    tables = harness.Tables(COLUMNS, lambda name: f"{name}, size: bytes {COLLECTIVES[name].size_is}")
+    passed_on = ["collectives", "min_bytes", "max_bytes", "factor", "tensor"]
+    facts = harness.run_on_ranks(args, parser, passed_on, tables.add, introduction)
+    harness.write_json(args.json, facts | {"what": "collectives", "values": values, "collectives": tables.rows()})
+    wrong = sum(row["mismatches"] for rows in tables.rows().values() for row in rows)
     if wrong:
         print(f"{wrong} values were not what the collective must give", file=sys.stderr)
     return 1 if wrong else 0

@@ -57,7 +57,6 @@ def main() -> int:
     if not files:
         parser.error(f"{args.directory}: no files of train_gpt.py --dump")
     table = harness.Table(COLUMNS)
-    table.head()
     for file in files:
         table.add(measure(*file))
     harness.write_json(args.json, machine.describe("cpu") | {"what": "dtypes", "rows": table.rows})

@@ -145,7 +145,6 @@ def main() -> int:
 
     print(f"gradients: {own.name}; {args.workers} workers")
     table = harness.Table([("technique", "technique", ">44s"), ("bits", "bits", ".3f"), ("vnmse", "vNMSE", ".3e")])
-    table.head()
     squares = whole.view(args.workers, -1, SUPER_GROUP)
     for name, techniques in STEPS.items():
         t = replace(techniques)

@@ -64,7 +64,6 @@ def main() -> int:
         args.workers, args.seeds = [8192], 1
     print(f"gradients: {gradients.name}")
     table = harness.Table(COLUMNS)
-    table.head()
 
     facts = machine.describe(args.device) | {"what": "dynamiq_error", "gradients": gradients.name}
 

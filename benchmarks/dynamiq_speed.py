@@ -11,7 +11,6 @@ the sum against the exact one; that every rank ends with the same bits is checke
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import os
 import statistics
@@ -19,16 +18,13 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import harness  # first: it makes the demo's helpers importable
 import launch
-import machine
 import torch
 import torch.distributed as dist
 import zipccl
 from baselines import CODECS, BaselineState, all_reduce
-from netns import LinkError, ShapedLink
 
 TIMEOUT = timedelta(seconds=120)
 
@@ -68,12 +64,8 @@ def ways(world: int) -> dict[str, tuple[float, Callable[[torch.Tensor], torch.Te
 
 
 def rank_work(args: argparse.Namespace, sizes: list[int]) -> None:
-    torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cpu")
-    if args.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_GPU"]))
-        torch.cuda.set_device(device)
+    device = harness.rank_device(args)
     dist.init_process_group(launch.inner_name(args.device), timeout=TIMEOUT)
     control = dist.new_group(backend="gloo", timeout=TIMEOUT)
     values = harness.Values(args.tensor)
@@ -134,50 +126,21 @@ COLUMNS = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    launch.add_arguments(parser)
+    harness.add_rank_arguments(parser)
     harness.add_size_arguments(parser, "1M", "100M")
     parser.set_defaults(factor=10)
     harness.add_data_argument(parser)
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--seconds", type=float, default=12, help="about how long one size is measured (default 12)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)  # set in the processes it starts
     args = parser.parse_args()
     sizes = harness.sweep(args, parser)
     if args.worker:
         launch.rank_main(lambda: rank_work(args, sizes))
-    launch.resolve(args, parser)
-    launch.exit_cleanly_on_sigterm()
     table = harness.Table(COLUMNS)
-
-    def show(program: str, rank: int, row: dict) -> None:
-        if rank == 0:
-            if not table.rows:
-                table.head()
-            table.add(row)
-
-    worker = [__file__, "--worker", "--device", args.device, "--factor", str(args.factor)]
-    worker += ["--seconds", str(args.seconds)]
-    worker += ["--min-bytes", str(args.min_bytes), "--max-bytes", str(args.max_bytes)]
-    worker += ["--tensor", str(args.tensor)] if args.tensor else []
-    worker += ["--methods", *args.methods] if args.methods else []
-    try:
-        with ShapedLink(args.link) if args.link else contextlib.nullcontext() as link:
-            cluster = launch.Cluster(args.ranks, args.device, args.ranks_per_gpu, link, args.transport)
-            launch.run({"benchmark": worker}, cluster, show)
-    except (LinkError, launch.RankDied) as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        return 130
-    if not cluster.prints:
-        return 0
-    facts = machine.describe(args.device) | {
-        "what": "dynamiq_speed", "ranks": cluster.world, "ranks_per_gpu": args.ranks_per_gpu, "link": args.link,
-        "transport": args.transport, "values": args.tensor.name if args.tensor else "synthetic", "rows": table.rows,
-    }  # fmt: skip
-    harness.write_json(args.json, facts)
+    passed_on = ["seconds", "min_bytes", "max_bytes", "factor", "tensor", "methods"]
+    facts = harness.run_on_ranks(args, parser, passed_on, table.add)
+    values = args.tensor.name if args.tensor else "synthetic"
+    harness.write_json(args.json, facts | {"what": "dynamiq_speed", "values": values, "rows": table.rows})
     differ = [row["method"] for row in table.rows if not row["ranks_alike"]]
     if differ:
         print(f"ranks ended with different values: {differ}", file=sys.stderr)

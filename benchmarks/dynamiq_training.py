@@ -208,7 +208,6 @@ def main() -> int:
         if name not in known:
             parser.error(f"--methods: {name!r} is none of {list(known)}")
     table = harness.Table(COLUMNS)
-    table.head()
     shape = {k: getattr(args, k) for k in ("workers", "steps", "rows", "context", "width", "layers", "heads")}
     facts = machine.describe(args.device) | {"what": "dynamiq_training", "learning_rate": args.learning_rate} | shape
     for seed in args.seeds:

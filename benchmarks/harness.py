@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import abc
 import argparse
+import contextlib
 import json
+import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,10 @@ import torch.distributed as dist
 
 # launch.py, machine.py and netns.py live beside the demo.
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import launch  # noqa: E402
+import machine  # noqa: E402
+from netns import LinkError, ShapedLink  # noqa: E402
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -131,20 +138,79 @@ class Collective(abc.ABC):
         """Bytes that must cross the busiest link into a rank, as nccl-tests counts bus bandwidth."""
 
 
+# ---- Scripts that start ranks of themselves -------------------------------------------------------------------
+
+
+def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
+    launch.add_arguments(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)  # set in the processes it starts
+
+
+def rank_device(args: argparse.Namespace) -> torch.device:
+    """Of this rank, and now the current one. On the CPU ranks take one thread each."""
+    torch.set_num_threads(1)
+    if args.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_GPU"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def run_on_ranks(
+    args: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    passed_on: list[str],
+    show: Callable[[dict], None],
+    introduction: Callable[[launch.Cluster], str] | None = None,
+) -> dict:
+    """Starts this script as ranks, with --worker and the arguments named in `passed_on`, and shows what rank 0 tells.
+
+    Returns the facts of the run for --json. Ends the program where there is nothing more to say: after a failure, and
+    on hosts that do not print.
+    """
+    launch.resolve(args, parser)
+    launch.exit_cleanly_on_sigterm()
+    command = [str(Path(sys.argv[0]).resolve()), "--worker"]
+    for name in ("device", *passed_on):
+        value = getattr(args, name)
+        if value is not None:
+            values = value if isinstance(value, list) else [value]
+            command += ["--" + name.replace("_", "-"), *map(str, values)]
+    try:
+        with ShapedLink(args.link) if args.link else contextlib.nullcontext() as link:
+            cluster = launch.Cluster(args.ranks, args.device, args.ranks_per_gpu, link, args.transport)
+            if cluster.prints and introduction:
+                print(introduction(cluster), flush=True)
+            launch.run({"benchmark": command}, cluster, lambda program, rank, row: show(row) if rank == 0 else None)
+    except (LinkError, launch.RankDied) as error:
+        print(f"\n{error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        sys.exit(130)
+    if not cluster.prints:
+        sys.exit(0)
+    facts = machine.describe(args.device) | {"ranks": cluster.world, "ranks_per_gpu": args.ranks_per_gpu}
+    return facts | {"link": args.link, "transport": args.transport, "inner": launch.inner_name(args.device)}
+
+
 # ---- Output ---------------------------------------------------------------------------------------------------
 
 
 class Table:
-    """Prints rows of a JSON-able dict as they come. Columns: (key, heading, format)."""
+    """Prints rows of a JSON-able dict as they come, below a head. Columns: (key, heading, format)."""
 
     def __init__(self, columns: list[tuple[str, str, str]]):
         self.columns = columns
         self.rows: list[dict[str, Any]] = []
 
-    def head(self) -> None:
+    def _head(self) -> None:
         print("".join(f"{heading:>{self._width(heading)}}" for _, heading, _ in self.columns), flush=True)
 
     def add(self, row: dict[str, Any]) -> None:
+        if not self.rows:
+            self._head()
         self.rows.append(row)
         cells = []
         for key, heading, form in self.columns:
@@ -156,6 +222,24 @@ class Table:
     @staticmethod
     def _width(heading: str) -> int:
         return max(10, len(heading) + 2)
+
+
+class Tables:
+    """A table for each collective that rows name."""
+
+    def __init__(self, columns: list[tuple[str, str, str]], title: Callable[[str], str] = str):
+        self.columns, self.title = columns, title
+        self.tables: dict[str, Table] = {}
+
+    def add(self, row: dict[str, Any]) -> None:
+        name = row.pop("collective")
+        if name not in self.tables:
+            self.tables[name] = Table(self.columns)
+            print(f"\n{self.title(name)}", flush=True)
+        self.tables[name].add(row)
+
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        return {name: table.rows for name, table in self.tables.items()}
 
 
 def write_json(path: Path | None, facts: dict) -> None:

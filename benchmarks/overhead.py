@@ -11,20 +11,15 @@ rounds. Calls are made as users make them, by torch.distributed.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import harness  # first: it makes the demo's helpers importable
 import launch
-import machine
 import torch
 import torch.distributed as dist
 import zipccl
-from netns import LinkError, ShapedLink
 
 CALLS = 30  # of a batch
 COLLECTIVES = ("all_gather", "all_to_all", "all_to_all with splits", "broadcast", "reduce_scatter", "all_reduce")
@@ -71,11 +66,7 @@ def measure(call, groups: dict[str, dist.ProcessGroup], async_op: bool, rounds: 
 
 
 def rank_work(args: argparse.Namespace, sizes: list[int]) -> None:
-    torch.set_num_threads(1)
-    device = torch.device("cpu")
-    if args.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_GPU"]))
-        torch.cuda.set_device(device)
+    device = harness.rank_device(args)
     dist.init_process_group("gloo")
     inner = launch.inner_name(args.device)
     groups = {name: dist.new_group(backend=inner) for name in ("inner", "again")}
@@ -104,44 +95,21 @@ COLUMNS = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    launch.add_arguments(parser)
+    harness.add_rank_arguments(parser)
     harness.add_size_arguments(parser, "64", "256K")
     parser.add_argument("--rounds", type=launch.positive, default=40)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)  # set in the processes it starts
     args = parser.parse_args()
     sizes = harness.sweep(args, parser)
     if args.rounds < 2:
         parser.error("--rounds: must be at least 2")
     if args.worker:
         launch.rank_main(lambda: rank_work(args, sizes))
-    launch.resolve(args, parser)
-    launch.exit_cleanly_on_sigterm()
-    tables: dict[str, harness.Table] = {}
-
-    def show(program: str, rank: int, row: dict) -> None:
-        if rank != 0:
-            return
-        name = row.pop("collective")
-        if name not in tables:
-            tables[name] = harness.Table(COLUMNS)
-            print(f"\n{name}", flush=True)
-            tables[name].head()
-        tables[name].add(row)
-
-    worker = [__file__, "--worker", "--device", args.device, "--rounds", str(args.rounds)]
-    worker += ["--min-bytes", str(args.min_bytes), "--max-bytes", str(args.max_bytes), "--factor", str(args.factor)]
-    try:
-        with ShapedLink(args.link) if args.link else contextlib.nullcontext() as link:
-            cluster = launch.Cluster(args.ranks, args.device, args.ranks_per_gpu, link, args.transport)
-            print(f"zipccl {zipccl.__version__}, {cluster.world} ranks, {args.device}")
-            launch.run({"benchmark": worker}, cluster, show)
-    except (LinkError, launch.RankDied) as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    facts = machine.describe(args.device) | {"what": "overhead", "ranks": args.ranks, "link": args.link}
-    facts |= {"ranks_per_gpu": args.ranks_per_gpu, "transport": args.transport}
-    harness.write_json(args.json, facts | {"collectives": {name: table.rows for name, table in tables.items()}})
+    tables = harness.Tables(COLUMNS)
+    facts = harness.run_on_ranks(
+        args, parser, ["rounds", "min_bytes", "max_bytes", "factor"], tables.add,
+        lambda cluster: f"zipccl {zipccl.__version__}, {cluster.world} ranks, {args.device}",
+    )  # fmt: skip
+    harness.write_json(args.json, facts | {"what": "overhead", "collectives": tables.rows()})
     return 0
 
 
