@@ -25,7 +25,7 @@ DTYPES = [
 ]  # fmt: skip
 COLUMNS = [
     ("dtype", f"{'dtype':>20}", "s"),
-    ("kind", "tensors", "s"),
+    ("kind", f"{'tensors':>12}", "s"),
     ("values", "values", "d"),
     ("raw_bits", "raw bits", "d"),
     *[(f"{code}_bits", code, ".2f") for code in CODES],
