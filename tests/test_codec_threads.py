@@ -65,6 +65,22 @@ def test_sums(code):
     assert all(raw_bytes(s) == raw_bytes(expected) for s in sums)
 
 
+def test_sums_of_denormals_where_the_caller_flushes_them():
+    """torch's flag is a thread's: with it, the sum would depend on who adds up which group."""
+    values = [(weights(k, 1_500_001).float() * 2.0**-125).bfloat16() for k in range(3)]
+    frames = [zipccl.compress(v, checksum=False) for v in values]
+    expected = (values[0].float() + values[1].float() + values[2].float()).bfloat16()
+    assert (expected.float().abs() < torch.finfo(torch.bfloat16).tiny).any()
+    torch.set_num_threads(MANY)
+    out = torch.empty_like(expected)
+    assert torch.set_flush_denormal(True)
+    try:
+        _C.sum_into(frames, out)
+    finally:
+        torch.set_flush_denormal(False)
+    assert raw_bytes(out) == raw_bytes(expected)
+
+
 @pytest.mark.parametrize("code", ["fast", "dense"])
 def test_the_first_error_is_reported(code):
     """Of several broken groups, on any number of threads."""

@@ -165,6 +165,26 @@ def test_same_bytes_as_reference(device, widths, name):
 
 
 @both_widths
+def test_same_bytes_where_the_caller_flushes_denormals(widths):
+    name, key = "special", ref.Key(seed=5, index=1, of=3)
+    expected = Bucket(CASES[name], widths=widths)
+    packed = expected.pack(key)
+    values = expected.unpack(packed)
+    x = CASES[name].clone()  # before: copies of other dtypes flush, too
+    assert torch.set_flush_denormal(True)
+    try:
+        stats = Q.statistics(expected.shape, x)
+        plan = Q.allocate(expected.shape, stats, 1)
+        found, out = expected.empty(), torch.empty_like(values)
+        Q.combine(expected.shape, plan, x=x, packed_out=found, **key_arguments(key))
+        Q.combine(expected.shape, plan, packed=found, out=out)
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(stats.view(torch.uint8), expected.stats.view(torch.uint8)) and torch.equal(found, packed)
+    np.testing.assert_array_equal(integers(out), integers(values))
+
+
+@both_widths
 @pytest.mark.parametrize("bits", [1.0, 2.5, 3.0, 3.7, 4.0, 6.0, 8.5, 16.0])
 def test_same_bytes_at_every_budget(device, widths, bits):
     b = Bucket(CASES["spread"], device, widths=widths, bits=bits, parts=2)

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "format/float_mode.h"
 #include "quantizer/cpu.h"
 #include "quantizer/rows.h"
 
@@ -31,6 +32,7 @@ uint64_t plan_scratch_bytes(const Shape& shape) {
 Status allocate(const Shape& shape, const void* stats, uint32_t ranks, void* plan, void* scratch) {
   const Status status = check_allocate(shape, stats, ranks, plan, scratch);
   if (status != Status::ok || shape.count == 0) return status;
+  const KeepDenormals keep;
   const Layout l = layout_of(shape);
   const Keys keys(shape, stats);
   uint32_t* at_least = static_cast<uint32_t*>(scratch);

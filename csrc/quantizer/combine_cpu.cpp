@@ -1,4 +1,5 @@
 // combine() on the CPU: docs/dynamiq.md, section 8. One slot at a time, so that a super-group stays in the cache.
+#include "format/float_mode.h"
 #include "quantizer/cpu.h"
 
 namespace zipccl {
@@ -47,6 +48,7 @@ void store(const Values& values, uint64_t at, uint64_t n, const float* x) {
 Status combine(const Shape& shape, const void* plan, const Combine& job) {
   const Status status = check_combine(shape, plan, job);
   if (status != Status::ok || shape.count == 0) return status;
+  const KeepDenormals keep;
   const Layout l = layout_of(shape);
   const Plan p = plan_of(l, plan);
   const SlotKernels& kernels = slot_kernels();

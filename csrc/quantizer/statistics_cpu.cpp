@@ -1,4 +1,5 @@
 // statistics() on the CPU: docs/dynamiq.md, section 2.
+#include "format/float_mode.h"
 #include "quantizer/cpu.h"
 #include "quantizer/energy.h"
 
@@ -39,6 +40,7 @@ float lane_sum(const float* x, bool squared) {
 Status statistics(const Shape& shape, const Values& values, void* stats) {
   const Status status = check_statistics(shape, values, stats);
   if (status != Status::ok || shape.count == 0) return status;
+  const KeepDenormals keep;
   const Layout l = layout_of(shape);
   const uint64_t n = shape.domains * l.domain_groups;
   float x[kSuperGroup];
