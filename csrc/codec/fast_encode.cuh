@@ -1,5 +1,5 @@
 // Code::fast, values to frame: a tile. A warp encodes one, a lane 32 values of it: one word of each plane. What becomes
-// of tiles is in fast_encode.cu.
+// of tiles is in fast_encode.cu and fast_encode_many.cu.
 #pragma once
 
 #include "codec/cuda_device.cuh"
