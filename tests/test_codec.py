@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import zipccl
@@ -165,6 +169,13 @@ def test_input_is_not_written(path):
     as_given = as_tensor(frame).to(path.device)
     _C.decompress(as_given, path.isa)
     assert raw_bytes(t) == raw_bytes(before) and as_given.cpu().numpy().tobytes() == frame
+
+
+@pytest.mark.parametrize("isa", _C.isas())
+def test_the_environment_names_an_instruction_set(isa):
+    command = [sys.executable, "-c", "from zipccl import _C; print(_C.isas()[-1])"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"ZIPCCL_ISA": isa})
+    assert done.stdout.strip() == isa, done.stderr
 
 
 def test_public_interface():

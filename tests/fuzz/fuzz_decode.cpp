@@ -234,6 +234,29 @@ void round_trip(const Sample& s) {
   CHECK(decode(s.frame.data(), s.frame.size(), s.options.dtype, s.count + 1, nullptr) == Status::unexpected);
 }
 
+// Every ISA adds up alike, on one thread and on three.
+void sums(const Sample& s) {
+  if (!can_sum(s.options.dtype, DType::f32)) return;
+  const SumInput frame = {s.frame.data(), s.frame.size(), true};
+  Exact values(s.values.data(), s.values.size(), 0);
+  const SumInput inputs[] = {frame, {values.data(), s.values.size(), false}, frame};
+  for (DType out : {DType::bf16, DType::f16, DType::f32}) {
+    const SumOptions options = {s.options.dtype, out, 0.7f, 3.0f};
+    const uint64_t bytes = s.count * dtype_bytes(static_cast<uint8_t>(out));
+    Bytes expected;
+    const auto add = [&](Isa isa, const Threads& threads) {
+      Exact sum(bytes);
+      int bad = 0;
+      CHECK(decode_sum(inputs, 3, s.count, options, sum.data(), &bad, isa, threads) == Status::ok && bad == -1);
+      const Bytes got(sum.data(), sum.data() + bytes);
+      if (isa == Isa::scalar) expected = got;
+      CHECK(got == expected);
+    };
+    for (Isa isa : isas()) add(isa, {});
+    add(Isa::best, kThree);
+  }
+}
+
 void garbage(Random* r) {
   Bytes bytes(r->below(2000));
   for (uint8_t& b : bytes) b = static_cast<uint8_t>(r->next());
@@ -542,6 +565,7 @@ int main(int argc, char** argv) {
     Sample s = random_sample(&r, seed % 16 == 0 ? 3 * kGroupValues : 5 * kTileValues);
     encode_all(&s, r.below(16));
     round_trip(s);
+    sums(s);
     truncate(&r, s);
     if (s.frame.size() < 700) {
       flip_every_bit(s);
