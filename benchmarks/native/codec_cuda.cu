@@ -3,8 +3,6 @@
 // For each size: encode and decode of one tensor, and the sum of eight frames.
 // Device time of one call inside a CUDA graph, median of 30 replays after 5; the L2 cache is left to what the calls
 // themselves do, so sizes below it are warm. GB/s count the tensors' bytes.
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -14,15 +12,9 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "timing.cuh"
 
 namespace {
-
-void check(bool good, const char* what) {
-  if (good) return;
-  std::printf("failed: %s\n", what);
-  std::exit(1);
-}
-#define CUDA(call) check((call) == cudaSuccess, #call)
 
 __global__ void copy_kernel(const uint4* src, uint4* dst, uint64_t n) {
   const uint64_t step = static_cast<uint64_t>(gridDim.x) * blockDim.x;
@@ -34,36 +26,7 @@ __global__ void copy_kernel(const uint4* src, uint4* dst, uint64_t n) {
   for (; i < n; i += step) dst[i] = src[i];
 }
 
-double median_seconds(const std::function<void(cudaStream_t)>& enqueue) {
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  cudaEvent_t begin, end;
-  CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  enqueue(stream);
-  CUDA(cudaStreamEndCapture(stream, &graph));
-  CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  CUDA(cudaEventCreate(&begin));
-  CUDA(cudaEventCreate(&end));
-  std::vector<double> seconds;
-  for (int i = 0; i < 35; ++i) {
-    float ms = 0;
-    CUDA(cudaEventRecord(begin, stream));
-    CUDA(cudaGraphLaunch(exec, stream));
-    CUDA(cudaEventRecord(end, stream));
-    CUDA(cudaEventSynchronize(end));
-    CUDA(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 5) seconds.push_back(1e-3 * ms);
-  }
-  CUDA(cudaEventDestroy(begin));
-  CUDA(cudaEventDestroy(end));
-  CUDA(cudaGraphExecDestroy(exec));
-  CUDA(cudaGraphDestroy(graph));
-  CUDA(cudaStreamDestroy(stream));
-  std::sort(seconds.begin(), seconds.end());
-  return seconds[seconds.size() / 2];
-}
+double median_seconds(const std::function<void(cudaStream_t)>& enqueue) { return ::median_seconds(5, 30, enqueue); }
 
 constexpr int kAddends = 8;
 

@@ -2,8 +2,6 @@
 //   quantizer_cuda FILE [Mi coordinates ...]        FILE: bf16 gradients, repeated to each size
 // For fp32 and bf16 buckets and both kinds of widths, at 5 bits: each step of a synchronisation, in Gcoord/s.
 // Device time of one call inside a CUDA graph, median of 20 replays after 3.
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +12,7 @@
 
 #include "format/float16.h"
 #include "quantizer/quantizer.h"
+#include "timing.cuh"
 
 namespace {
 
@@ -21,44 +20,9 @@ namespace q = zipccl::quantizer;
 using zipccl::DType;
 using zipccl::Status;
 
-void check(bool good, const char* what) {
-  if (good) return;
-  std::printf("failed: %s\n", what);
-  std::exit(1);
-}
-#define CUDA(call) check((call) == cudaSuccess, #call)
 #define OK(call) check((call) == Status::ok, #call)
 
-double median_seconds(const std::function<void(cudaStream_t)>& enqueue) {
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  cudaEvent_t begin, end;
-  CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  enqueue(stream);
-  CUDA(cudaStreamEndCapture(stream, &graph));
-  CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  CUDA(cudaEventCreate(&begin));
-  CUDA(cudaEventCreate(&end));
-  std::vector<double> seconds;
-  for (int i = 0; i < 23; ++i) {
-    float ms = 0;
-    CUDA(cudaEventRecord(begin, stream));
-    CUDA(cudaGraphLaunch(exec, stream));
-    CUDA(cudaEventRecord(end, stream));
-    CUDA(cudaEventSynchronize(end));
-    CUDA(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 3) seconds.push_back(1e-3 * ms);
-  }
-  CUDA(cudaEventDestroy(begin));
-  CUDA(cudaEventDestroy(end));
-  CUDA(cudaGraphExecDestroy(exec));
-  CUDA(cudaGraphDestroy(graph));
-  CUDA(cudaStreamDestroy(stream));
-  std::sort(seconds.begin(), seconds.end());
-  return seconds[seconds.size() / 2];
-}
+double median_seconds(const std::function<void(cudaStream_t)>& enqueue) { return ::median_seconds(3, 20, enqueue); }
 
 template <typename T = uint8_t>
 T* device(uint64_t bytes) {
