@@ -199,6 +199,33 @@ def test_a_rank_that_differs_is_told(differing):
     ranks.run(check_mismatch, 3, differing)
 
 
+def check_builds(rank, attribute, value, options, differs):
+    if rank == 2:
+        setattr(zipccl._C, attribute, value)
+    said = ""
+    try:
+        ranks.init("zipccl", timeout=3, pg_options=zipccl.Options(**options))
+    except RuntimeError as error:
+        said = str(error)
+    if rank == 2 and differs:
+        assert "rank 2 of group" in said and "to the same build of zipccl" in said, said
+    if not differs:
+        dist.all_reduce(t := torch.ones(2))
+        assert said == "" and t.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "attribute, value, options, differs",
+    [
+        ("frame_version", 99, {}, True),
+        ("cuda_version", None if zipccl._C.cuda_version else "13.0", {}, True),
+        ("cuda_version", None if zipccl._C.cuda_version else "13.0", {"inner": "gloo"}, False),  # no CUDA tensors
+    ],
+)
+def test_a_rank_of_another_build_is_told(attribute, value, options, differs):
+    ranks.run(check_builds, 3, attribute, value, options, differs)
+
+
 # ---- stats -----------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from zipccl import _C
+from zipccl._version import __version__
 from zipccl.options import COLLECTIVES, Options, from_pg_options
 
 NAME = "zipccl"
@@ -109,22 +110,29 @@ def _split(parent: _C.ZipBackend, store: dist.Store, ranks: list[int], options: 
 
 
 def check_same_options(group: Any, options: Options, key: str = "zipccl/options") -> None:
-    """Ranks with different options would make different calls and hang; rank 0's are the measure.
+    """Ranks that differ in options or build would make different calls and hang; rank 0's are the measure.
 
     Raises:
-        RuntimeError: on a rank whose options differ.
+        RuntimeError: on a rank that differs.
     """
     if group.group_size == 1:
         return
+    own = f"{options.fingerprint()} {_build(options)}"
     if group.group_rank == 0:
-        group.store.set(key, options.fingerprint())
+        group.store.set(key, own)
         return
     first = group.store.get(key).decode()
-    if first != options.fingerprint():
+    if first != own:
         raise RuntimeError(
-            f"zipccl: rank {group.group_rank} of group {group.group_id!r} has options {options.fingerprint()!r}, "
-            f"rank 0 has {first!r}: every rank must pass the same"
+            f"zipccl: rank {group.group_rank} of group {group.group_id!r} has options {own!r}, "
+            f"rank 0 has {first!r}: every rank must pass the same, to the same build of zipccl"
         )
+
+
+def _build(options: Options) -> str:
+    """What of a build shows on the wire: the version's messages, its frames, and whether CUDA tensors are zipped."""
+    said = f"zipccl={__version__} frames={_C.frame_version}"
+    return f"{said} zips_cuda={_C.cuda_version is not None}" if "cuda" in options.inner_backends() else said
 
 
 def _make_known(gloo: dist.Backend) -> None:
