@@ -24,6 +24,7 @@ KINDS = [
     "all_gather_into_tensor",
     "all_gather",
     "uneven_all_gather",
+    "coalesced_all_gather",
     "all_to_all_single",
     "uneven_all_to_all_single",
     "all_to_all",
@@ -98,12 +99,20 @@ class Call:
             sizes = [self.counts[0][s] if self.kind == "uneven_all_gather" else self.count for s in every]
             outs = [self.empty(n, lay) for n in sizes]
             return dist.all_gather(outs, lay(self.part(me, 0, sizes[me])), **kw), outs
+        if self.kind == "coalesced_all_gather":
+            sizes = [self.count, self.counts[0][0], 1]
+            outs = [self.empty(self.n * n, lambda t: t) for n in sizes]
+            with dist._coalescing_manager(group, async_ops=True) as manager:
+                for out, n in zip(outs, sizes, strict=True):
+                    dist.all_gather_into_tensor(out, self.part(me, 0, n), group=group)
+            return manager, outs
         if self.kind in ("all_to_all_single", "uneven_all_to_all_single"):
             even = self.kind == "all_to_all_single"
             to = [self.count if even else self.counts[me][d] for d in every]
             of = [self.count if even else self.counts[s][me] for s in every]
             x, out = torch.cat([self.part(me, d, to[d]) for d in every]), self.empty(sum(of), lay)
-            splits = ([], []) if even else (of, to)
+            # Equal splits may be left out, by some ranks too.
+            splits = ([], []) if even and (me + self.root) % 3 else (of, to)
             return dist.all_to_all_single(out, lay(x), *splits, **kw), [out]
         if self.kind == "all_to_all":
             outs = [self.empty(self.counts[s][me], lay) for s in every]
@@ -138,6 +147,8 @@ class Call:
         every = range(self.n)
         if self.kind == "uneven_all_gather":
             return [self.part(s, 0, self.counts[0][s]) for s in every]
+        if self.kind == "coalesced_all_gather":
+            return [torch.cat([self.part(s, 0, n) for s in every]) for n in (self.count, self.counts[0][0], 1)]
         if self.kind == "all_to_all":
             return [self.part(s, me, self.counts[s][me]) for s in every]
         if self.kind == "broadcast":
