@@ -465,6 +465,8 @@ WorkPtr ZipBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& i
 }
 
 WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (!tensors.empty() && tensors[0].layout() != at::kStrided)  // gloo adds sparse ones here
+    return forward(tensors[0].device(), [&](c10d::Backend& b) { return b.allreduce(tensors, opts); });
   PairOptions pair;
   ReduceOptions reduce;
   OwnCall call = reduce_call(
