@@ -63,8 +63,9 @@ def dynamiq(
     q = _C.quantizer
     first = own(0)
     chunks = chunks or n
-    if widths == "fine" and n <= 4:  # statistics go to everybody at once, for which codes leave room (dynamiq.cpp)
-        bits = max(1.0, bits - 0.03125 * (n / 2 - 1))
+    at_once = 0.03125 * (n / 2 - 1)  # of few members' statistics, for which codes leave room (dynamiq.cpp)
+    if widths == "fine" and n <= 4 and bits - at_once >= 1:
+        bits -= at_once
     shape = q.Shape(first.numel(), 1, chunks, widths, bits)
     stats = None
     for worker in range(n):

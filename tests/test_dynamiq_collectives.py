@@ -126,6 +126,30 @@ def test_more_bits_less_error():
         assert 0.95 < (after - before) / zipccl.dynamiq.wire_bytes(200_000, 4, bits) <= 1.001
 
 
+def received(rank, count):
+    """Bytes received by an all-reduce and a reduce-scatter of `count` values, and what their bits allow for."""
+    ranks.init("gloo")
+    n = dist.get_world_size()
+    found = []
+    for widths in ("fine", "paper"):
+        for bits in (3.0, 5.0):
+            state = zipccl.DynamiQState(topology="direct", widths=widths, bits=bits)
+            zipccl.dynamiq.all_reduce(torch.ones(count), state)
+            before = state.stats()
+            zipccl.dynamiq.all_reduce(torch.ones(count), state)
+            zipccl.dynamiq.reduce_scatter(torch.empty(count // n), torch.ones(count), state)
+            after, one_way = state.stats(), (n - 1) / n * count * bits / 8
+            for op, allowed in (("all_reduce", 2 * one_way), ("reduce_scatter", one_way)):
+                found.append((after[op]["wire_bytes"] - before.get(op, {"wire_bytes": 0})["wire_bytes"], allowed))
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
+def test_everything_that_travels_is_within_the_bits(world):
+    for found in ranks.run(received, world, 60 * 4096):
+        assert all(0.96 * allowed < got <= allowed for got, allowed in found)
+
+
 def test_one_rank_and_nothing():
     options = {"topology": "auto"}
     rows = rows_of(5000, 1)

@@ -302,6 +302,45 @@ def test_error_feedback_across_rebuilt_buckets():
         assert mean < single / 4
 
 
+def names_and_residuals(rank):
+    """Parameters' names, dimensions and what is carried for each, in a run and in one that goes on from it."""
+    ranks.init("gloo")
+    options = {"bits": 2.0, "topology": "direct", "error_feedback": True, "warmup_steps": 1, "exempt_1d": True}
+    found, saved = [], None
+    for steps in (3, 1):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Net(), bucket_cap_mb=0.1)
+        state, names = zipccl.DynamiQState(**options), {}
+        if saved is not None:
+            state.load_state_dict(saved)
+
+        def hook(state, bucket, names=names):
+            future = zipccl.dynamiq_hook(state, bucket)
+            known = state._residuals.names_of(bucket)
+            names.update(zip(map(id, bucket.parameters()), known, strict=True))
+            return future
+
+        model.register_comm_hook(state, hook)
+        torch.manual_seed(rank)
+        x = torch.randn(8, 64)
+        for _ in range(steps):
+            model(x).square().sum().backward()
+        saved = state.state_dict()
+        parameters = list(model.module.parameters())
+        carried = [saved["residuals"].get(names[id(p)]) for p in parameters]
+        found.append(([names[id(p)] for p in parameters], [p.dim() for p in parameters], carried))
+    return found
+
+
+def test_error_feedback_with_warm_up_and_exemptions_goes_on():
+    both = ranks.run(names_and_residuals, 2)
+    for (names, dims, carried), (names_again, _, _) in both:
+        assert names == names_again
+        assert not any(kept.any() for kept, dim in zip(carried, dims, strict=True) if dim == 1)
+    anything = [any(kept.any() for kept in rank[0][2]) for rank in both]
+    assert any(anything)
+
+
 def test_state_needs_no_process_group():
     state = zipccl.DynamiQState(seed=3)
     state.calls = 7

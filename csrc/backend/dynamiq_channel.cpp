@@ -1,5 +1,6 @@
 #include "backend/dynamiq_channel.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 
@@ -8,6 +9,7 @@
 #include "collectives/error.h"
 #include "collectives/place.h"
 #include "collectives/quantizing.h"
+#include "collectives/torch_threads.h"
 
 namespace zipccl {
 
@@ -140,6 +142,9 @@ DynamiqChannel::FuturePtr DynamiqChannel::all_reduce(const AllReduce& call, cons
         dynamiq_all_reduce({*lane.engine, lane.pairs, what}, o, call.key, call.tensor, call.scale, call.residual);
     stats->stats.add_zipped("all_reduce", traffic);
     if (!exempt.defined()) return;
+    if (call.residual.defined())  // what packing the zeros may have left there belongs to nobody
+      for (const at::Tensor& t : call.exempt)
+        call.residual.narrow(0, t.storage_offset() - call.tensor.storage_offset(), t.numel()).zero_();
     sum_raw(*lane.backend, exempt);
     exempt.mul_(call.scale);
     int64_t at = 0;
@@ -196,8 +201,9 @@ DynamiqChannel::FuturePtr DynamiqChannel::run(Job job, const at::Tensor& result,
   TORCH_CHECK(result.is_cpu() && state_->cpu, "zipccl: this group cannot reduce ", result.device().str(), " tensors");
   if (!worker_) worker_ = std::make_unique<Worker>();
   FuturePtr future = new_future(result);
-  auto work = [state = state_, job = std::move(job), modes = at::ThreadLocalState()] {
+  auto work = [state = state_, job = std::move(job), modes = at::ThreadLocalState(), threads = at::get_num_threads()] {
     at::ThreadLocalStateGuard as_caller(modes);
+    const ThreadLimit as_many(threads);
     at::NoGradGuard no_grad;
     job(*state->cpu);
   };

@@ -29,19 +29,32 @@ Range part_of(int64_t count, int n, int i, int64_t align) {
   return {at(i), at(i + 1) - at(i)};
 }
 
-// So few members send each other all their statistics, in one exchange in place of two: on a fast link an exchange
-// costs more than the bytes. These are taken from what the codes may use, see shape_of().
-constexpr int kStatisticsAtOnce = 4;
-bool statistics_at_once(const DynamiqOptions& options) {
-  return options.team.size() <= kStatisticsAtOnce && options.widths == quantizer::Widths::fine;
+enum class Reduction { all, scatter };
+
+// How statistics are agreed on, and the bits left for the codes. The quantiser counts a super-group's statistics once
+// for each direction that values take. Reduced by slices and then gathered, each member receives 2 (n - 1) / n times
+// that, as it does of the values in an all-reduce, but twice what a reduce-scatter allows for; sent to everybody at
+// once, n - 1 times. Few members do the latter: on a fast link an exchange saved is worth more than the bytes. What is
+// too much comes off the codes.
+struct StatisticsPlan {
+  bool at_once;
+  float bits;
+};
+StatisticsPlan statistics_plan(const DynamiqOptions& options, Reduction reduction) {
+  const bool fine = options.widths == quantizer::Widths::fine, all = reduction == Reduction::all;
+  const auto n = static_cast<float>(options.team.size());
+  const float once = fine ? 0.03125f : 0.125f;  // bits per coordinate
+  const float left = options.bits - once * (all ? n / 2 - 1 : n - 1);
+  if (fine && left >= 1 && options.team.size() <= (all ? 4 : 2)) return {true, left};
+  return {false, all ? options.bits : std::max(1.0f, options.bits - once)};  // one bit is the least there is
 }
 
 // Agrees on a plan: statistics are reduced by members a slice each, then gathered; or by each member alone. Three
 // stages, so that it can run beside other things.
 class Agreement {
  public:
-  Agreement(const DynamiqPlace& place, const DynamiqOptions& options, Plan* plan, Traffic* traffic)
-      : place_(place), team_(options.team), at_once_(statistics_at_once(options)), plan_(*plan), traffic_(*traffic) {}
+  Agreement(const DynamiqPlace& place, const Team& team, bool at_once, Plan* plan, Traffic* traffic)
+      : place_(place), team_(team), at_once_(at_once), plan_(*plan), traffic_(*traffic) {}
 
   void measure(const at::Tensor& bucket) {
     stats_ = plan_.statistics(place_.engine, bucket);
@@ -293,16 +306,13 @@ int64_t blocks_of(const DynamiqOptions& options, int64_t count, int ranks) {
   return std::max<int64_t>(1, std::min(wanted, most));
 }
 
-quantizer::Shape shape_of(const DynamiqOptions& options, int64_t count, int domains, int64_t parts) {
+quantizer::Shape shape_of(const DynamiqOptions& options, float bits, int64_t count, int domains, int64_t parts) {
   quantizer::Shape shape;
   shape.count = static_cast<uint64_t>(count);
   shape.domains = static_cast<uint32_t>(domains);
   shape.parts = static_cast<uint32_t>(parts);
   shape.widths = options.widths;
-  shape.bits = options.bits;
-  // 8 bits per super-group are counted. In two exchanges each member receives 2 (n - 1) / n times that, n - 1 at once.
-  if (statistics_at_once(options))
-    shape.bits = std::max(1.0f, options.bits - 0.03125f * (static_cast<float>(options.team.size()) / 2 - 1));
+  shape.bits = bits;
   return shape;
 }
 
@@ -331,8 +341,9 @@ void all_reduce_flat(const DynamiqPlace& place, const DynamiqOptions& options, c
                      float scale, at::Tensor residual, Traffic* traffic) {
   const int n = options.team.size(), steps = steps_of(options);
   const int64_t blocks = blocks_of(options, values.numel(), n);
-  Plan plan(shape_of(options, values.numel(), 1, blocks * n), values.device(), place.what);
-  Agreement agreement(place, options, &plan, traffic);
+  const StatisticsPlan statistics = statistics_plan(options, Reduction::all);
+  Plan plan(shape_of(options, statistics.bits, values.numel(), 1, blocks * n), values.device(), place.what);
+  Agreement agreement(place, options.team, statistics.at_once, &plan, traffic);
   agreement.measure(values);
   agreement.reduce();
   agreement.allocate();
@@ -383,9 +394,10 @@ class NodeBlock {
     if (s == 1) {
       sum();
       if (!outside) return steps > 0 ? place_.pairs.skip() : void();
-      plan_ = std::make_unique<Plan>(shape_of(options_, sum_.numel(), 1, options_.team.size()), values_.device(),
-                                     place_.what);
-      agreement_ = std::make_unique<Agreement>(place_, options_, plan_.get(), &traffic_);
+      const StatisticsPlan statistics = statistics_plan(options_, Reduction::all);
+      plan_ = std::make_unique<Plan>(shape_of(options_, statistics.bits, sum_.numel(), 1, options_.team.size()),
+                                     values_.device(), place_.what);
+      agreement_ = std::make_unique<Agreement>(place_, options_.team, statistics.at_once, plan_.get(), &traffic_);
       return agreement_->measure(sum_);
     }
     if (s == last - 1) {
@@ -518,8 +530,9 @@ Traffic dynamiq_reduce_scatter(const DynamiqPlace& place, const DynamiqOptions& 
   if (count == 0) return traffic;
   const int64_t blocks = blocks_of(options, values.numel(), n);
   const int steps = steps_of(options);
-  Plan plan(shape_of(options, values.numel(), n, blocks), values.device(), place.what);
-  Agreement agreement(place, options, &plan, &traffic);
+  const StatisticsPlan statistics = statistics_plan(options, Reduction::scatter);
+  Plan plan(shape_of(options, statistics.bits, values.numel(), n, blocks), values.device(), place.what);
+  Agreement agreement(place, options.team, statistics.at_once, &plan, &traffic);
   agreement.measure(values);
   agreement.reduce();
   agreement.allocate();

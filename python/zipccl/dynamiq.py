@@ -252,13 +252,18 @@ class Residuals:
         self._pieces[self._CALLS] = kept
         return kept
 
-    def of_bucket(self, bucket: dist.GradBucket) -> torch.Tensor:
-        """The fp32 residual of a bucket, laid out as its buffer."""
-        parameters, device = bucket.parameters(), bucket.buffer().device
+    def names_of(self, bucket: dist.GradBucket) -> list[str]:
+        """Of its parameters. To be called for every bucket from the first step on, even if nothing is carried yet."""
+        parameters = bucket.parameters()
         for place, parameter in enumerate(parameters):
             if parameter not in self._names:
                 self._names[parameter] = f"{bucket.index()}.{place}"
-        names = [self._names[parameter] for parameter in parameters]
+        return [self._names[parameter] for parameter in parameters]
+
+    def of_bucket(self, bucket: dist.GradBucket) -> torch.Tensor:
+        """The fp32 residual of a bucket, laid out as its buffer."""
+        parameters, device = bucket.parameters(), bucket.buffer().device
+        names = self.names_of(bucket)
         known, flat = self._flat.get(bucket.index(), (None, None))
         if known != names:
             sizes = [parameter.numel() for parameter in parameters]
@@ -440,6 +445,9 @@ def dynamiq_hook(state: DynamiQState, bucket: dist.GradBucket) -> torch.futures.
     group = state._group()
     channel = _channel(group)
     scale = 1.0 / group.size()
+    carried = state._carried()
+    if carried is not None:
+        carried.names_of(bucket)
     warming_up = state.steps < state.warmup_steps
     if bucket.is_last():
         state.steps += 1
@@ -447,7 +455,6 @@ def dynamiq_hook(state: DynamiQState, bucket: dist.GradBucket) -> torch.futures.
         future = channel.all_reduce_raw(buffer, scale, True)
     else:
         exempt = _exempt(state, bucket)
-        carried = state._carried()
         residual = None if carried is None else carried.of_bucket(bucket)
         call = state._next_call()
         future = channel.all_reduce(buffer, state._options(), scale, state.seed, call, exempt, residual, True)
