@@ -22,11 +22,6 @@ DenseTile read_tile(const uint8_t* frame, uint64_t elements, uint64_t tile) {
           static_cast<uint16_t>(tile_word_dynamic(word))};
 }
 
-void write_tile(uint8_t* frame, uint64_t elements, uint64_t tile, const DenseTile& t) {
-  store(frame + tile_word_begin(elements) + 2 * tile, static_cast<uint16_t>(t.dynamic | t.mode << 12));
-  frame[tile_base_begin(elements) + tile] = t.base;
-}
-
 struct Encoder {
   const DenseKernels& kernels;
   const dense::Format format;
@@ -34,39 +29,39 @@ struct Encoder {
   uint64_t elements;
   uint8_t* frame;
 
-  // Most bytes that units of group g take while they are made.
   uint64_t room(uint64_t g) const {
     return align_up(format.bytes * std::min(kGroupValues, elements - g * kGroupValues));
   }
 
-  // Group g: its tile entries, and its units to `units`.
-  Part encode_group(uint64_t g, uint8_t* units, uint8_t* dynamic) const {
-    Part part = {0, 0};
-    for (uint64_t t = g * kGroupTiles; t < group_end_tile(elements, g); ++t) {
+  void encode_group(uint64_t g, uint8_t* units, uint8_t* dynamic, Part* part) const {
+    const uint64_t first = g * kGroupTiles;
+    for (uint64_t t = first; t < group_end_tile(elements, g); ++t) {
       const uint32_t m = static_cast<uint32_t>(values_in_tile(elements, t));
       const DenseTile tile =
-          kernels.encode(format, src + format.bytes * kTileValues * t, m, units + part.units, dynamic + part.dynamic);
-      write_tile(frame, elements, t, tile);
-      part.units += dense::unit_bytes(format, tile.mode, m);
-      part.dynamic += tile.dynamic;
+          kernels.encode(format, src + format.bytes * kTileValues * t, m, units + part->units, dynamic + part->dynamic);
+      part->words[t - first] = static_cast<uint16_t>(tile.dynamic | tile.mode << 12);
+      part->bases[t - first] = tile.base;
+      part->units += dense::unit_bytes(format, tile.mode, m);
+      part->dynamic += tile.dynamic;
     }
-    return part;
   }
+
+  uint64_t placed_bytes(const Part& part) const { return part.units + align_up(part.dynamic); }
+  uint8_t* unit_place(uint64_t, uint64_t begin) const { return frame + begin; }
+  uint8_t* dynamic_place(const Part& part, uint64_t begin) const { return frame + begin + part.units; }
 };
 
 }  // namespace
 
 Status encode_dense(const DenseKernels& kernels, const void* src, DType dtype, uint64_t count, uint8_t* frame,
                     uint64_t capacity, uint64_t* written, const Threads& threads) {
-  const dense::Format format = dense::format_of(dtype);
   const uint64_t elements = dense::element_count(dtype, count), parts_begin = tables_end(elements);
-  const uint64_t groups = group_count(elements);
   if (capacity < parts_begin) return Status::no_room;
   std::memset(frame + kHeaderBytes, 0, parts_begin - kHeaderBytes);
-
-  const Encoder encoder = {kernels, format, static_cast<const uint8_t*>(src), elements, frame};
-  return encode_groups<kMostUnitsBytes, kGroupTiles * dense::kMaxDynamic + kDenseSlack>(
-      encoder, groups, parts_begin, frame, capacity, written, threads);
+  const Encoder encoder = {kernels, dense::format_of(dtype), static_cast<const uint8_t*>(src), elements, frame};
+  GroupEncoder<kMostUnitsBytes, kGroupTiles * dense::kMaxDynamic + kDenseSlack, Encoder> groups(
+      encoder, elements, parts_begin, frame, capacity);
+  return groups.run(threads, written);
 }
 
 DenseFrame::DenseFrame(const DenseKernels& kernels, const uint8_t* frame, uint64_t frame_bytes, DType dtype,
@@ -82,22 +77,23 @@ Status DenseFrame::decode_group(uint64_t g, uint8_t* dst) const {
   const uint8_t* const table = frame_ + group_table_begin();
   const uint64_t first = g * kGroupTiles, end = group_end_tile(elements_, g), begin = load<uint64_t>(table + 8 * g);
   if (begin > parts_bytes || (g == 0 && begin != 0)) return Status::bad_table;
-  Part part = {0, 0};
+  uint64_t units = 0, dynamic_bytes = 0;
   for (uint64_t t = first; t < end; ++t) {
     const uint32_t m = static_cast<uint32_t>(values_in_tile(elements_, t));
     const DenseTile tile = read_tile(frame_, elements_, t);
     if (!dense::valid_tile(format_, tile.mode, tile.base, tile.dynamic, m)) return Status::bad_tile;
-    part.units += dense::unit_bytes(format_, tile.mode, m);
-    part.dynamic += tile.dynamic;
+    units += dense::unit_bytes(format_, tile.mode, m);
+    dynamic_bytes += tile.dynamic;
   }
-  if (parts_bytes - begin < part.bytes()) return Status::bad_table;
+  const uint64_t part_bytes = units + align_up(dynamic_bytes);
+  if (parts_bytes - begin < part_bytes) return Status::bad_table;
 
   const uint8_t* unit = frame_ + parts_begin + begin;
-  const uint8_t* dynamic = unit + part.units;
+  const uint8_t* dynamic = unit + units;
   uint8_t tail[kGroupTiles * dense::kMaxDynamic + kDenseSlack];
-  if (parts_bytes - begin - part.units < part.dynamic + kDenseSlack) {  // too near the end for the kernels' slack
-    std::memcpy(tail, dynamic, part.dynamic);
-    std::memset(tail + part.dynamic, 0, kDenseSlack);
+  if (parts_bytes - begin - units < dynamic_bytes + kDenseSlack) {  // too near the end for the kernels' slack
+    std::memcpy(tail, dynamic, dynamic_bytes);
+    std::memset(tail + dynamic_bytes, 0, kDenseSlack);
     dynamic = tail;
   }
   for (uint64_t t = first; t < end; ++t) {
@@ -110,7 +106,7 @@ Status DenseFrame::decode_group(uint64_t g, uint8_t* dst) const {
   }
   // Groups that all end where the next one begins, and the last one where the frame ends, leave no gaps.
   const uint64_t behind = g + 1 < group_count(elements_) ? load<uint64_t>(table + 8 * (g + 1)) : parts_bytes;
-  return begin + part.bytes() == behind ? Status::ok : Status::bad_table;
+  return begin + part_bytes == behind ? Status::ok : Status::bad_table;
 }
 
 }  // namespace cpu

@@ -27,11 +27,6 @@ Tile read_tile(const uint8_t* frame, uint64_t count, uint64_t tile) {
           static_cast<uint16_t>(tile_word_dynamic(word))};
 }
 
-void write_tile(uint8_t* frame, uint64_t count, uint64_t tile, const Tile& t) {
-  store(frame + tile_word_begin(count) + 2 * tile, pack_tile_word(t.mode, t.dynamic));
-  frame[tile_base_begin(count) + tile] = t.base;
-}
-
 bool valid_tile(const Tile& t, uint64_t m) {
   switch (t.mode) {
     case TileMode::window:
@@ -51,40 +46,41 @@ struct Encoder {
   bool split;
   uint8_t* frame;
 
-  // Bytes that units of a group take while they are made.
-  uint64_t room(uint64_t) const { return kGroupUnitBytes; }
+  uint64_t room(uint64_t) const { return split ? 0 : kGroupUnitBytes; }
 
-  // Group g: its tile entries, and its units where they belong in a split frame, else to `units`.
-  Part encode_group(uint64_t g, uint8_t* units, uint8_t* dynamic) const {
-    Part part = {0, 0};
-    for (uint64_t t = g * kGroupTiles; t < group_end_tile(count, g); ++t) {
+  void encode_group(uint64_t g, uint8_t* units, uint8_t* dynamic, Part* part) const {
+    const uint64_t first = g * kGroupTiles;
+    for (uint64_t t = first; t < group_end_tile(count, g); ++t) {
       const uint64_t m = values_in_tile(count, t);
-      uint8_t* const unit = split ? frame + split_unit_begin(count, t) : units + part.units;
-      const Tile tile = kernels.encode(src + t * kTileValues, static_cast<uint32_t>(m), unit, dynamic + part.dynamic);
-      write_tile(frame, count, t, tile);
-      const uint64_t unit_size = unit_bytes(static_cast<uint32_t>(tile.mode), m);
-      if (split) {
-        std::memset(unit + unit_size, 0, split_unit_bytes(m) - unit_size);
-      } else {
-        part.units += unit_size;
-      }
-      part.dynamic += tile.dynamic;
+      uint8_t* const unit = units + part->units;
+      const Tile tile = kernels.encode(src + t * kTileValues, static_cast<uint32_t>(m), unit, dynamic + part->dynamic);
+      part->words[t - first] = pack_tile_word(tile.mode, tile.dynamic);
+      part->bases[t - first] = tile.base;
+      const uint64_t bytes = unit_bytes(static_cast<uint32_t>(tile.mode), m), reserved = split_unit_bytes(m);
+      if (split) std::memset(unit + bytes, 0, reserved - bytes);
+      part->units += split ? reserved : bytes;
+      part->dynamic += tile.dynamic;
     }
-    return part;
   }
+
+  uint64_t placed_bytes(const Part& part) const { return (split ? 0 : part.units) + align_up(part.dynamic); }
+  uint8_t* unit_place(uint64_t g, uint64_t begin) const {
+    return frame + (split ? split_unit_begin(count, g * kGroupTiles) : begin);
+  }
+  uint8_t* dynamic_place(const Part& part, uint64_t begin) const { return frame + begin + (split ? 0 : part.units); }
 };
 
 }  // namespace
 
 Status encode_fast(const TileKernels& kernels, const uint16_t* src, uint64_t count, FrameLayout layout, uint8_t* frame,
                    uint64_t capacity, uint64_t* written, const Threads& threads) {
-  const uint64_t parts_begin = fast_static_bytes(count, layout), groups = group_count(count);
+  const uint64_t parts_begin = fast_static_bytes(count, layout);
   if (capacity < parts_begin) return Status::no_room;
   std::memset(frame + kHeaderBytes, 0, tables_end(count) - kHeaderBytes);
-
   const Encoder encoder = {kernels, src, count, layout == FrameLayout::split, frame};
-  return encode_groups<kGroupUnitBytes, kGroupValues + kDynamicSlack>(encoder, groups, parts_begin, frame, capacity,
-                                                                      written, threads);
+  GroupEncoder<kGroupUnitBytes, kGroupValues + kDynamicSlack, Encoder> groups(encoder, count, parts_begin, frame,
+                                                                              capacity);
+  return groups.run(threads, written);
 }
 
 Status FastFrame::decode_group(uint64_t g, uint16_t* dst) const {
@@ -93,22 +89,23 @@ Status FastFrame::decode_group(uint64_t g, uint16_t* dst) const {
   const uint8_t* const table = frame_ + group_table_begin();
   const uint64_t first = g * kGroupTiles, end = group_end_tile(count_, g), begin = load<uint64_t>(table + 8 * g);
   if (begin > parts_bytes || (g == 0 && begin != 0)) return Status::bad_table;
-  Part part = {0, 0};
+  uint64_t units = 0, dynamic_bytes = 0;
   for (uint64_t t = first; t < end; ++t) {
     const uint64_t m = values_in_tile(count_, t);
     const Tile tile = read_tile(frame_, count_, t);
     if (!valid_tile(tile, m)) return Status::bad_tile;
-    if (!split) part.units += unit_bytes(static_cast<uint32_t>(tile.mode), m);
-    part.dynamic += tile.dynamic;
+    if (!split) units += unit_bytes(static_cast<uint32_t>(tile.mode), m);
+    dynamic_bytes += tile.dynamic;
   }
-  if (parts_bytes - begin < part.bytes()) return Status::bad_table;
+  const uint64_t part_bytes = units + align_up(dynamic_bytes);
+  if (parts_bytes - begin < part_bytes) return Status::bad_table;
 
   const uint8_t* unit = frame_ + parts_begin + begin;
-  const uint8_t* dynamic = unit + part.units;
+  const uint8_t* dynamic = unit + units;
   uint8_t tail[kGroupValues + kDynamicSlack];
-  if (parts_bytes - begin - part.units < part.dynamic + kDynamicSlack) {  // too near the end for the kernels' slack
-    std::memcpy(tail, dynamic, part.dynamic);
-    std::memset(tail + part.dynamic, 0, kDynamicSlack);
+  if (parts_bytes - begin - units < dynamic_bytes + kDynamicSlack) {  // too near the end for the kernels' slack
+    std::memcpy(tail, dynamic, dynamic_bytes);
+    std::memset(tail + dynamic_bytes, 0, kDynamicSlack);
     dynamic = tail;
   }
   for (uint64_t t = first; t < end; ++t) {
@@ -122,7 +119,7 @@ Status FastFrame::decode_group(uint64_t g, uint16_t* dst) const {
   }
   // Groups that all end where the next one begins, and the last one where the frame ends, leave no gaps.
   const uint64_t behind = g + 1 < group_count(count_) ? load<uint64_t>(table + 8 * (g + 1)) : parts_bytes;
-  return begin + part.bytes() == behind ? Status::ok : Status::bad_table;
+  return begin + part_bytes == behind ? Status::ok : Status::bad_table;
 }
 
 }  // namespace cpu

@@ -2,13 +2,14 @@
 //
 // Workers take groups in order, each the next one that nobody has. A decoder needs no more: the group table says where
 // every group's part begins. An encoder learns that only when all groups before it have been encoded, so a worker
-// encodes into memory of its own, waits until its predecessor has got its place, takes the one behind it, and copies.
-// As groups are taken in order, whoever is waited for is at work, however few workers there really are.
+// encodes into memory of its own, waits for its turn to take the place behind its predecessor, and copies. When that
+// takes long, as the predecessor's thread does not get to run, the worker encodes the group that all are waiting for
+// itself; whoever has it first places it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <thread>
 
 #include "codec/cpu.h"
 
@@ -43,27 +44,28 @@ class Shares {
   const uint64_t n_;
 };
 
-// Places of groups behind each other, given in order.
+// Places of groups behind each other.
 class Places {
  public:
   explicit Places(uint64_t begin) : end_(begin) {}
 
-  // Where group g begins, which has `bytes`. Waits for the groups before it.
-  uint64_t give(uint64_t g, uint64_t bytes) {
-    for (int spins = 0; placed_.load(std::memory_order_acquire) != g; ++spins) {
-      if (spins > kSpins) std::this_thread::yield();
-    }
-    const uint64_t begin = end_;
+  // The group whose turn it is.
+  uint64_t turn() const { return turn_.load(std::memory_order_acquire); }
+  // *begin: of group g, which has `bytes`. False: it is not its turn, or no longer.
+  bool give(uint64_t g, uint64_t bytes, uint64_t* begin) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (turn() != g) return false;
+    *begin = end_;
     end_ += bytes;
-    placed_.store(g + 1, std::memory_order_release);
-    return begin;
+    turn_.store(g + 1, std::memory_order_release);
+    return true;
   }
   // For the only worker, or when all are done.
   uint64_t end() const { return end_; }
 
  private:
-  static constexpr int kSpins = 2000;  // a few microseconds; groups take ten
-  std::atomic<uint64_t> placed_{0};
+  std::mutex mutex_;
+  std::atomic<uint64_t> turn_{0};
   uint64_t end_;
 };
 
@@ -90,45 +92,107 @@ class FirstError {
   int input_ = -1;
 };
 
-// What a group adds to a frame, its tile entries aside.
+// What a group adds to a frame besides units and dynamic bytes: their sizes, and entries of its tiles.
 struct Part {
-  uint64_t units, dynamic;
-  uint64_t bytes() const { return units + align_up(dynamic); }
+  uint64_t units = 0, dynamic = 0;
+  uint16_t words[kGroupTiles];
+  uint8_t bases[kGroupTiles];
 };
 
 // Has all groups of a frame encoded, and puts their parts behind each other from parts_begin on. Of the encoder:
-//   Part encode_group(g, units, dynamic)   writes tile entries, and the group's part to two places
-//   room(g)                                bytes that `units` needs for that, at most kUnits; `dynamic` needs kDynamic
+//   void encode_group(g, units, dynamic, part)   to `units` (of kUnits bytes, or room(g)), `dynamic` (kDynamic) and
+//   *part uint64_t placed_bytes(part)                  what the group takes of the frame uint8_t* unit_place(g, begin)
+//   where its units belong if its part begins at `begin` of the frame uint8_t* dynamic_place(part, begin) likewise
 template <uint64_t kUnits, uint64_t kDynamic, typename Encoder>
-Status encode_groups(const Encoder& encoder, uint64_t groups, uint64_t parts_begin, uint8_t* frame, uint64_t capacity,
-                     uint64_t* written, const Threads& threads) {
-  const int workers = worker_count(threads, groups);
-  Shares shares(groups);
-  Places places(parts_begin);
-  std::atomic<bool> no_room{false};
-  run_workers(threads, workers, [&] {
-    uint8_t dynamic[kDynamic];
-    uint8_t units[kUnits];
-    for (uint64_t g; !no_room && shares.take(&g);) {
-      // One worker knows where the group begins. Unless the frame's end is too near, its units can go straight there.
-      const bool in_place = workers == 1 && capacity - places.end() >= encoder.room(g);
-      const Part part = encoder.encode_group(g, in_place ? frame + places.end() : units, dynamic);
-      const uint64_t pos = places.give(g, part.bytes());
-      if (pos > capacity || capacity - pos < part.bytes()) {
-        no_room = true;
-        return;
-      }
-      store(frame + group_table_begin() + 8 * g, pos - parts_begin);
-      uint8_t* to = frame + pos;
-      if (!in_place) std::memcpy(to, units, part.units);
-      to += part.units;
-      std::memcpy(to, dynamic, part.dynamic);
-      std::memset(to + part.dynamic, 0, align_up(part.dynamic) - part.dynamic);
+class GroupEncoder {
+ public:
+  GroupEncoder(const Encoder& encoder, uint64_t elements, uint64_t parts_begin, uint8_t* frame, uint64_t capacity)
+      : encoder_(encoder),
+        elements_(elements),
+        groups_(group_count(elements)),
+        parts_begin_(parts_begin),
+        frame_(frame),
+        capacity_(capacity),
+        shares_(groups_),
+        places_(parts_begin) {}
+
+  Status run(const Threads& threads, uint64_t* written) {
+    int workers = worker_count(threads, groups_);
+    if (workers < kFewestWorkers) workers = 1;
+    run_workers(threads, workers, [&] { workers == 1 ? work_alone() : work(); });
+    *written = places_.end();
+    return no_room_ ? Status::no_room : Status::ok;
+  }
+
+ private:
+  // Who is alone knows where a group begins. Unless the frame's end is too near, its units can go straight there.
+  void work_alone() {
+    uint8_t dynamic[kDynamic], room[kUnits];
+    for (uint64_t g; !no_room_ && shares_.take(&g);) {
+      const bool in_place = capacity_ - places_.end() >= encoder_.room(g);
+      uint8_t* const units = in_place ? encoder_.unit_place(g, places_.end()) : room;
+      Part part;
+      encoder_.encode_group(g, units, dynamic, &part);
+      place(g, part, units, dynamic);
     }
-  });
-  *written = places.end();
-  return no_room ? Status::no_room : Status::ok;
-}
+  }
+
+  void work() {
+    uint8_t dynamic[kDynamic], units[kUnits];
+    for (uint64_t g; !no_room_ && shares_.take(&g);) {
+      Part part;
+      encoder_.encode_group(g, units, dynamic, &part);
+      for (int spins = 0; places_.turn() < g; ++spins) {
+        if (spins < kSpins) continue;
+        help(places_.turn());
+        spins = 0;
+      }
+      place(g, part, units, dynamic);
+    }
+  }
+
+  // A frame of its own on the stack, which few calls need.
+  __attribute__((noinline)) void help(uint64_t g) {
+    uint8_t dynamic[kDynamic], units[kUnits];
+    Part part;
+    encoder_.encode_group(g, units, dynamic, &part);
+    place(g, part, units, dynamic);
+  }
+
+  void place(uint64_t g, const Part& part, const uint8_t* units, const uint8_t* dynamic) {
+    const uint64_t bytes = encoder_.placed_bytes(part);
+    uint64_t begin;
+    if (!places_.give(g, bytes, &begin)) return;  // another worker was faster
+    if (begin > capacity_ || capacity_ - begin < bytes) {
+      no_room_ = true;
+      return;
+    }
+    const uint64_t first = g * kGroupTiles, tiles = std::min(kGroupTiles, tile_count(elements_) - first);
+    store(frame_ + group_table_begin() + 8 * g, begin - parts_begin_);
+    std::memcpy(frame_ + tile_word_begin(elements_) + 2 * first, part.words, 2 * tiles);
+    std::memcpy(frame_ + tile_base_begin(elements_) + first, part.bases, tiles);
+    uint8_t* const unit_place = encoder_.unit_place(g, begin);
+    // Piece by piece: what libraries do for long copies is slower here, where the source is in the cache.
+    for (uint64_t i = 0; unit_place != units && i < part.units; i += kPieceBytes) {
+      std::memcpy(unit_place + i, units + i, std::min(kPieceBytes, part.units - i));
+    }
+    uint8_t* const to = encoder_.dynamic_place(part, begin);
+    std::memcpy(to, dynamic, part.dynamic);
+    std::memset(to + part.dynamic, 0, align_up(part.dynamic) - part.dynamic);
+  }
+
+  static constexpr int kFewestWorkers = 3;  // two that copy are no faster than one that need not
+  static constexpr uint64_t kPieceBytes = 2048;
+  static constexpr int kSpins = 20000;  // some ten microseconds; a group takes five
+
+  const Encoder& encoder_;
+  const uint64_t elements_, groups_, parts_begin_;
+  uint8_t* const frame_;
+  const uint64_t capacity_;
+  Shares shares_;
+  Places places_;
+  std::atomic<bool> no_room_{false};
+};
 
 // Calls decode(group, destination) of every group until one fails. bytes: of a group's values.
 template <typename Decode>

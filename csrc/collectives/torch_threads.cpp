@@ -3,48 +3,29 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <condition_variable>
-#include <memory>
-#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 namespace zipccl {
 
-// at::parallel_for() is a template over the OpenMP of whoever compiles it. An extension would bring a second OpenMP
-// beside torch's, whose threads spin while they wait and know nothing of torch.set_num_threads(). at::launch() hands a
-// function to threads that torch has anyway, and that sleep.
+// New threads for every call, which takes 10 or 20 us each. at::parallel_for() is a template over the OpenMP of whoever
+// compiles it: an extension would bring a second OpenMP beside torch's, whose threads spin while they wait and know
+// nothing of torch.set_num_threads(). at::launch() starts torch's inter-op pool, after which a program can no longer
+// call torch.set_num_interop_threads(). And a pool of our own would not survive a fork.
 namespace {
-constexpr uint64_t kBytesPerThread = 512 << 10;  // 50 to 100 us of work; to wake a thread takes 10 or more
+constexpr uint64_t kBytesPerThread = 1 << 20;  // at least 50 us of work
 
 thread_local int limit = 0;  // 0: none
 
-// The work of one call. Helpers that come late find it closed, so the caller waits for those at work only, and never
-// for a thread that is busy elsewhere.
-struct Job {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool closed = false;
-  int helping = 0;
-};
-
 void run(int n, void (*work)(void*), void* argument) {
-  const auto job = std::make_shared<Job>();
-  for (int i = 1; i < n; ++i) {
-    at::launch([job, work, argument] {
-      {
-        const std::lock_guard<std::mutex> lock(job->mutex);
-        if (job->closed) return;
-        ++job->helping;
-      }
-      work(argument);
-      const std::lock_guard<std::mutex> lock(job->mutex);
-      --job->helping;
-      job->changed.notify_one();
-    });
+  std::vector<std::thread> others;
+  try {
+    for (int i = 1; i < n; ++i) others.emplace_back(work, argument);
+  } catch (const std::system_error&) {  // the machine has no more: those there are do all the work
   }
   work(argument);
-  std::unique_lock<std::mutex> lock(job->mutex);
-  job->closed = true;
-  job->changed.wait(lock, [&] { return job->helping == 0; });
+  for (std::thread& other : others) other.join();
 }
 }  // namespace
 
