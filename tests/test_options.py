@@ -204,7 +204,7 @@ def check_builds(rank, attribute, value, options, differs):
         setattr(zipccl._C, attribute, value)
     said = ""
     try:
-        ranks.init("zipccl", timeout=3, pg_options=zipccl.Options(**options))
+        ranks.init("zipccl", timeout=3 if differs else 30, pg_options=zipccl.Options(**options))
     except RuntimeError as error:
         said = str(error)
     if rank == 2 and differs:
