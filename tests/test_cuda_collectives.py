@@ -171,6 +171,14 @@ def check_strided(rank, mode):
         for call in calls:
             with pytest.raises((ValueError, RuntimeError), match="contiguous"):
                 call()
+    parts, wide = list(dense.chunk(world)), torch.zeros(world * 1000, 2, dtype=BF16, device=where)[:, 0]
+    for call in (  # NCCL would not notice
+        lambda: dist.reduce_scatter_tensor(parts[0], wide),
+        lambda: dist.reduce_scatter_tensor(strided, dense),
+        lambda: dist.scatter(strided, parts if rank == 0 else None, 0),
+    ):
+        with pytest.raises(zipccl.Error, match=rf"\(rank {rank} of {world}, .*gaps between its values"):
+            call()
     outs = [torch.zeros(1000, 2, dtype=BF16, device=where)[:, 0] for _ in range(world)]  # these NCCL's group takes
     dist.all_gather(outs, values(rank, 1000).to(where))
     assert all(same_bits(out, values(r, 1000)) for r, out in enumerate(outs))
@@ -193,9 +201,17 @@ def check_memory_formats(rank, mode, who):
         t = torch.randint(-8, 8, (rows, 4, 24, 24), generator=torch.Generator().manual_seed(seed)).to(BF16).to(where)
         return t.to(memory_format=torch.channels_last) if rank in who else t
 
+    def otherwise(t):
+        return t.contiguous() if rank in who else t.to(memory_format=torch.channels_last)
+
     def whole(group):
         dist.all_gather_into_tensor(out := image(9, world * 2), image(rank, 2), group=group)
         return [out]
+
+    def whole_list(group, more=0):
+        outs = [image(9, 2 + more * r) for r in range(world)]
+        dist.all_gather(outs, image(rank, 2 + more * rank), group=group)
+        return outs
 
     def exchange(group, *splits):
         dist.all_to_all_single(out := image(9), image(rank), *splits, group=group)
@@ -210,12 +226,13 @@ def check_memory_formats(rank, mode, who):
         dist.broadcast(out := image(rank), 1, group=group)
         return [out]
 
-    def parts(group):
-        dist.scatter(out := image(9, 2), [image(r, 2) for r in range(world)] if rank == 0 else None, 0, group=group)
+    def parts(group, change=lambda t: t):
+        ins = [change(image(r, 2)) for r in range(world)] if rank == 0 else None
+        dist.scatter(out := image(9, 2), ins, 0, group=group)
         return [out]
 
-    def collected(group):
-        outs = [image(9, 2) for _ in range(world)] if rank == 0 else None
+    def collected(group, change=lambda t: t):
+        outs = [change(image(9, 2)) for _ in range(world)] if rank == 0 else None
         dist.gather(image(rank, 2), outs, 0, group=group)
         return outs or []
 
@@ -227,17 +244,27 @@ def check_memory_formats(rank, mode, who):
         dist.reduce_scatter_tensor(out := image(9, 2), image(rank), group=group)
         return [out]
 
+    def total_transposed(group):  # not dense in any memory format, but without gaps
+        x, out = image(rank).reshape(2 * world, -1), image(9, 2).reshape(2, -1)
+        dist.reduce_scatter_tensor(out, x.t() if rank in who else x, group=group)
+        return [out]
+
     rows = [2] * world
     calls = [
         whole,
+        whole_list,
+        lambda g: whole_list(g, more=1),
         exchange,
         lambda g: exchange(g, rows, rows),
         exchange_list,
         one,
         parts,
+        lambda g: parts(g, otherwise),
         collected,
+        lambda g: collected(g, otherwise),
         total,
         total_part,
+        total_transposed,
     ]
     for number, call in enumerate(calls):
         truth = call(inner)

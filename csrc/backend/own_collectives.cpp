@@ -157,6 +157,12 @@ Tensors as_they_lie(const Tensors& tensors) {
   return made;
 }
 
+// Lists that NCCL gathers into or reduces: of one shape they go through one contiguous buffer, so by their values; else
+// tensor by tensor, as they lie.
+Tensors as_nccl_lists(const Tensors& tensors) {
+  return tensors.empty() || same_shapes(tensors, tensors[0]) ? tensors : as_they_lie(tensors);
+}
+
 // gloo copies sums to their places only when the caller waits, who may have gradients switched on.
 at::Tensor without_grad(const at::Tensor& t) { return t.requires_grad() ? t.detach() : t; }
 Tensors without_grad(const Tensors& tensors) {
@@ -233,7 +239,7 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
            outputs[i][rank_].numel() == inputs[i].numel();
     even = even && same_counts(outputs[i], inputs[i].numel());
     gathered += total_bytes(outputs[i]);
-    items.push_back({as_it_lies(inputs[i]), outputs[i]});
+    items.push_back({as_it_lies(inputs[i]), as_nccl_lists(outputs[i])});
   }
   // With uneven shards, the mean: what all ranks know alike.
   call.size.bytes = gathered / size_;
@@ -438,8 +444,10 @@ WorkPtr ZipBackend::reduce_scatter(Tensors& user_outputs, std::vector<Tensors>& 
   bool refused = false;
   for (size_t i = 0; i < inputs.size() && i < outputs.size() && outputs[i].is_cpu(); ++i)
     refused = !shape_all(&inputs[i], outputs[i]) || refused;
+  std::vector<Tensors> parts;
+  for (const Tensors& list : inputs) parts.push_back(as_nccl_lists(list));
   OwnCall call = reduce_scatter_call(
-      c10d::OpType::REDUCE_SCATTER, inputs, inputs.empty() ? Tensors{} : inputs[0], outputs, opts,
+      c10d::OpType::REDUCE_SCATTER, std::move(parts), inputs.empty() ? Tensors{} : inputs[0], outputs, opts,
       [outputs, inputs, opts](c10d::Backend& b) mutable { return b.reduce_scatter(outputs, inputs, opts); });
   call.zippable = call.zippable && !refused;
   if (may_zip(call) && outputs[0].is_cpu() && !contiguous(outputs)) {
@@ -502,7 +510,7 @@ WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
     };
   }
   call.zip = [tensors, root, frame = call.frame](const Place& place, Choice) {
-    return broadcast_zip(place, as_it_lies(tensors[0]), root, frame);
+    return broadcast_zip(place, tensors[0], root, frame);
   };
   return run(std::move(call));
 }
@@ -530,7 +538,7 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
   }
   call.zip = [output = outputs.empty() ? at::Tensor() : outputs[0], parts, root, frame = call.frame](const Place& place,
                                                                                                      Choice) {
-    return scatter_zip(place, as_it_lies(output), place.rank() == root ? as_they_lie(parts) : Tensors{}, root, frame);
+    return scatter_zip(place, output, place.rank() == root ? parts : Tensors{}, root, frame);
   };
   return run(std::move(call));
 }
@@ -558,7 +566,7 @@ WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const
   }
   call.zip = [input = inputs.empty() ? at::Tensor() : inputs[0], parts, root, frame = call.frame](const Place& place,
                                                                                                   Choice) {
-    return gather_zip(place, place.rank() == root ? as_they_lie(parts) : Tensors{}, as_it_lies(input), root, frame);
+    return gather_zip(place, place.rank() == root ? parts : Tensors{}, input, root, frame);
   };
   return run(std::move(call));
 }

@@ -26,18 +26,23 @@ at::Device device_of(const OwnCall& call) {
 }
 
 #ifdef ZIPCCL_WITH_CUDA
-bool all_dense(const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& t : tensors)
-    if (!is_dense(t)) return false;
-  return true;
+// Whether NCCL looks at how the tensors of a call lie, and refuses those that are not dense.
+bool nccl_looks(const OwnCall& call) {
+  using c10d::OpType;
+  return call.type != OpType::_REDUCE_SCATTER_BASE && call.type != OpType::COALESCED && call.type != OpType::SCATTER;
 }
 
-// Tensors that NCCL does not take, however the other ranks' lie. It does not ask that of lists it reads or fills.
-bool refused_by_nccl(const OwnCall& call) {
+// Whether all tensors lie as NCCL wants them to, of lists aside that it reads or fills.
+bool lie_well(const OwnCall& call) {
   using c10d::OpType;
+  auto all = [dense = nccl_looks(call)](const std::vector<at::Tensor>& tensors) {
+    for (const at::Tensor& t : tensors)
+      if (!(dense ? is_dense(t) : t.is_non_overlapping_and_dense())) return false;
+    return true;
+  };
   const bool any_outputs = call.type == OpType::ALLGATHER || call.type == OpType::GATHER;
   const bool any_inputs = call.type == OpType::REDUCE_SCATTER || call.type == OpType::SCATTER;
-  return !((any_inputs || all_dense(call.inputs)) && (any_outputs || all_dense(call.outputs)));
+  return (any_inputs || all(call.inputs)) && (any_outputs || all(call.outputs));
 }
 #endif
 }  // namespace
@@ -136,8 +141,14 @@ WorkPtr ZipBackend::run(OwnCall call) {
     return run_cpu(std::move(call));
   if (may_zip(call)) {
 #ifdef ZIPCCL_WITH_CUDA
-    // What NCCL refuses goes to it all the same, so that this rank fails in NCCL's words, as without us.
-    if (device.is_cuda() && cuda_ && !refused_by_nccl(call)) return run_cuda(std::move(call));
+    // What NCCL refuses goes to it all the same, so that this rank fails in NCCL's words, as without us. Where it would
+    // not notice, a raw call of this rank among zipped ones would leave all of them waiting.
+    if (device.is_cuda() && cuda_) {
+      if (lie_well(call)) return run_cuda(std::move(call));
+      if (!nccl_looks(call))
+        throw Error(describe(call) + ": a tensor has gaps between its values or several of them in one place; NCCL " +
+                    "would move what lies there, so pass a contiguous one");
+    }
 #endif
   }
   return pass_on(call.op, call.received, device, call.raw);

@@ -13,13 +13,17 @@ int64_t bound(const FrameOptions& options, const at::Tensor& t) {
   return static_cast<int64_t>(frame_bound(options, t.numel()));
 }
 
-// Decodes into tensors of any strides.
+// Decodes into tensors of any strides; what NCCL would fill as it lies, as it lies.
 void decode_into(const Place& place, const std::vector<Decode>& wanted, const FrameOptions& options) {
   std::vector<Decode> jobs = wanted;
-  for (Decode& job : jobs) job.dst = plain_target(job.dst);
+  std::vector<at::Tensor> places;
+  for (Decode& job : jobs) {
+    places.push_back(as_it_lies(job.dst));
+    job.dst = plain_target(places.back());
+  }
   place.engine.decode(jobs, options, place.what);
   for (size_t i = 0; i < jobs.size(); ++i)
-    if (!jobs[i].dst.is_same(wanted[i].dst)) wanted[i].dst.copy_(jobs[i].dst, /*non_blocking=*/true);
+    if (!jobs[i].dst.is_same(places[i])) places[i].copy_(jobs[i].dst, /*non_blocking=*/true);
 }
 }  // namespace
 
@@ -31,7 +35,7 @@ Traffic broadcast_zip(const Place& place, at::Tensor tensor, int root, const Fra
   Traffic traffic;
   Stopwatch watch;
   at::Tensor slot = engine.empty(bound(options, tensor), at::kByte), size = engine.empty(1, at::kLong);
-  if (sender) engine.encode({plain(tensor)}, options, {slot}, size);
+  if (sender) engine.encode({plain(as_it_lies(tensor))}, options, {slot}, size);
   traffic.encode = watch.lap();
   const int64_t bytes = broadcast_words(place, size, root)[0];
   check_frame_size(bytes, options, tensor.numel(), root, place.what);
@@ -61,7 +65,7 @@ Traffic scatter_zip(const Place& place, at::Tensor output, const std::vector<at:
   if (rank == root) {
     std::vector<at::Tensor> src;
     for (const at::Tensor& t : inputs) {
-      src.push_back(plain(t));
+      src.push_back(plain(as_it_lies(t)));
       slots.push_back(engine.empty(bound(options, t), at::kByte));
     }
     engine.encode(src, options, slots, sizes);
@@ -76,7 +80,7 @@ Traffic scatter_zip(const Place& place, at::Tensor output, const std::vector<at:
   place.messages.scatter(frame, slots, root);
   traffic.transfer = watch.lap();
   if (rank == root) {
-    output.copy_(inputs[rank], /*non_blocking=*/true);
+    output.copy_(inputs[rank], /*non_blocking=*/true);  // by value, as NCCL does
   } else {
     traffic.raw_bytes = output.nbytes();
     traffic.wire_bytes = static_cast<uint64_t>(largest);
@@ -95,7 +99,7 @@ Traffic gather_zip(const Place& place, const std::vector<at::Tensor>& outputs, a
   Traffic traffic;
   Stopwatch watch;
   at::Tensor slot = engine.empty(bound(options, input), at::kByte), size = engine.empty(1, at::kLong);
-  engine.encode({plain(input)}, options, {slot}, size);
+  engine.encode({plain(as_it_lies(input))}, options, {slot}, size);
   traffic.encode = watch.lap();
   const std::vector<int64_t> bytes = all_gather_words(place, size);  // all pad to the largest, so all must know it
   for (int r = 0; r < world; ++r) check_frame_size(bytes[r], options, input.numel(), r, place.what);
@@ -107,7 +111,7 @@ Traffic gather_zip(const Place& place, const std::vector<at::Tensor>& outputs, a
   place.messages.gather(frames, slot.narrow(0, 0, largest), root);
   traffic.transfer = watch.lap();
   if (rank == root) {
-    // Before the others', whose outputs may lie where the input does.
+    // By value, as NCCL does, and before the others', whose outputs may lie where the input does.
     outputs[rank].copy_(input, /*non_blocking=*/true);
     std::vector<Decode> jobs;
     for (int r = 0; r < world; ++r) {

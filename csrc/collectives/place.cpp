@@ -23,7 +23,8 @@ at::Tensor plain_target(const at::Tensor& t) { return is_plain(t) ? t : at::empt
 bool is_dense(const at::Tensor& t) { return t.is_contiguous(t.suggest_memory_format()); }
 
 at::Tensor as_it_lies(const at::Tensor& t) {
-  if (t.is_cpu() || t.layout() != at::kStrided || t.is_contiguous() || !is_dense(t)) return t;
+  if (t.is_cpu() || t.layout() != at::kStrided || t.is_contiguous() || !t.is_non_overlapping_and_dense()) return t;
+  if (!is_dense(t)) return t.as_strided({t.numel()}, {1});
   const int64_t rows = t.size(0), row = t.numel() / rows;  // dimension 0 is the outermost of every memory format
   return t.as_strided({rows, row}, {row, 1});
 }

@@ -45,9 +45,10 @@ at::Tensor plain(const at::Tensor& t);
 // The tensor if it is plain, else one of its kind to write to instead; copy_ it back.
 at::Tensor plain_target(const at::Tensor& t);
 
-// NCCL moves memory as it lies and takes tensors that are dense in their memory format (channels last): those as rows
-// of what lies together, all others unchanged.
+// NCCL moves memory as it lies. Where it looks, it takes tensors that are dense in their memory format (channels last).
 bool is_dense(const at::Tensor& t);
+// CUDA tensors without gaps as NCCL would move them: dense ones as rows of what lies together, others (transposed ones)
+// in one dimension. Those with gaps, and CPU tensors, unchanged.
 at::Tensor as_it_lies(const at::Tensor& t);
 
 // The bytes of a contiguous tensor, as uint8.
