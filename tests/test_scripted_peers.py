@@ -138,6 +138,61 @@ def test_an_inner_error_keeps_its_text(call):
         work.get_future().wait()
 
 
+def exchange(inner: Inner, frame: torch.Tensor, ahead: int | None = None) -> torch.Tensor:
+    """Design 2 of rank 0 with a rank 1 whose `frame` arrives, of which so much ahead (all)."""
+    ahead = frame.numel() if ahead is None else ahead
+    word = 2 * COUNT << 2 | 2  # raw bytes, design
+    inner.zip.reply("alltoall_base", [torch.tensor([2 * COUNT << 2, 0, word, ahead])])
+    inner.zip.reply("alltoall_base", [frame[:ahead]])
+    inner.zip.reply("recv", [frame[ahead:]])
+    out, x = torch.empty(2 * COUNT, dtype=torch.bfloat16), shard(0, 2 * COUNT)
+    inner.backend.alltoall_base(out, x, [], [], torch.distributed.AllToAllOptions()).wait()
+    return out[COUNT:]
+
+
+def with_size(frame: torch.Tensor, more: int) -> torch.Tensor:
+    frame[16:24] = (frame.numel() + torch.tensor([more])).view(torch.uint8)
+    return frame
+
+
+@DAMAGE
+def test_a_damaged_frame_in_design_2(how, cause):
+    """A rank that cannot trust a header asks for no rest of the frame."""
+    inner = Inner(all_to_all="zip", all_to_all_design=2, min_bytes=0, checksum=True)
+    with pytest.raises(zipccl.FrameError, match=rf"all_to_all.*rank 0 of 2.*frame from rank 1: .*{cause}"):
+        exchange(inner, damaged(how))
+    assert "recv" not in [c.name for c in inner.take_calls()["zip"]]
+
+
+@pytest.mark.parametrize("more", [16, -16, 8, 1 << 40, -(1 << 40)])
+def test_a_damaged_size_in_design_2(more):
+    inner = Inner(all_to_all="zip", all_to_all_design=2, min_bytes=0)
+    with pytest.raises(zipccl.FrameError, match=r"frame from rank 1: .*header is corrupt"):
+        exchange(inner, with_size(frame_of(shard(1)), more), 4096)
+    assert "recv" not in [c.name for c in inner.take_calls()["zip"]]
+
+
+def test_design_2_fetches_the_rest_of_a_sound_frame():
+    inner = Inner(all_to_all="zip", all_to_all_design=2, min_bytes=0)
+    assert same_bits(exchange(inner, frame_of(shard(1)), 4096), shard(1))
+    assert "recv" in [c.name for c in inner.take_calls()["zip"]]
+
+
+def test_nothing_but_the_frame_goes_ahead():
+    """Frames of zeros are much smaller than a rank expects that has seen none."""
+    inner = Inner(all_to_all="zip", all_to_all_design=2, min_bytes=0)
+    zeros = torch.zeros(2 * COUNT, dtype=torch.bfloat16)
+    mine = frame_of(zeros[:COUNT])
+    for filling in (shard(1), zeros[:COUNT]):  # scratch is used again, with what was there
+        word, theirs = 2 * COUNT << 2 | 2, frame_of(filling)
+        inner.zip.reply("alltoall_base", [torch.tensor([2 * COUNT << 2, 0, word, theirs.numel()])])
+        inner.zip.reply("alltoall_base", [theirs])
+        out = torch.empty_like(zeros)
+        inner.backend.alltoall_base(out, zeros, [], [], torch.distributed.AllToAllOptions()).wait()
+        sent = inner.take_calls()["zip"][1].tensors[1]
+        assert same_bits(sent[: mine.numel()], mine) and not sent[mine.numel() :].any()
+
+
 # ---- silent peers ----------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@
 
 #include "collectives/error.h"
 #include "collectives/words.h"
-#include "format/frame.h"
 
 namespace zipccl {
 
@@ -104,13 +103,20 @@ class Announcement {
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
-// Own sizes, then those that the headers of frames in host memory tell; 0 where there is none.
-std::vector<int64_t> sizes_in_headers(const at::Tensor& own, const Tensors& frames) {
+// Own sizes, then those that the headers of frames in host memory tell, of which `arrived` bytes are there; 0 where
+// there is none. A header that cannot be right says nothing of a rest: the decoder then reports what has arrived.
+std::vector<int64_t> sizes_in_headers(const at::Tensor& own, const Tensors& slots, const Tensors& outputs,
+                                      const std::vector<int64_t>& arrived, const FrameOptions& options) {
   const auto* p = own.const_data_ptr<int64_t>();
   std::vector<int64_t> sizes(p, p + own.numel());
-  for (const at::Tensor& t : frames)
-    sizes.push_back(t.defined() ? static_cast<int64_t>(static_cast<const FrameHeader*>(t.const_data_ptr())->frame_bytes)
-                                : 0);
+  for (size_t r = 0; r < slots.size(); ++r) {
+    sizes.push_back(arrived[r]);
+    FrameInfo info;
+    if (slots[r].defined() && read_header(slots[r].const_data_ptr(), arrived[r], &info) == Status::ok &&
+        info.dtype == options.dtype && info.count == static_cast<uint64_t>(outputs[r].numel()) &&
+        info.frame_bytes <= static_cast<uint64_t>(slots[r].numel()))
+      sizes.back() = static_cast<int64_t>(info.frame_bytes);
+  }
   return sizes;
 }
 }  // namespace
@@ -166,7 +172,12 @@ std::vector<at::Tensor> exchange(const Place& place, const Tensors& inputs, cons
 
   if (two) {
     for (int r = 0; r < world; ++r) {
-      if (send_zipped[r]) sends[r] = frames.slots[r].narrow(0, 0, ahead.sent[r]);
+      if (send_zipped[r]) {
+        sends[r] = frames.slots[r].narrow(0, 0, ahead.sent[r]);
+        // What goes behind a frame that is smaller than expected is nobody's; on CUDA its size is not known here.
+        const int64_t size = sends[r].is_cpu() ? frames.sizes.const_data_ptr<int64_t>()[r] : ahead.sent[r];
+        if (size < ahead.sent[r]) sends[r].narrow(0, size, ahead.sent[r] - size).zero_();
+      }
       if (!receive_zipped[r]) continue;
       slots[r] = engine.empty(static_cast<int64_t>(frame_bound(options, outputs[r].numel())), at::kByte);
       receives[r] = slots[r].narrow(0, 0, ahead.received[r]);
@@ -178,7 +189,8 @@ std::vector<at::Tensor> exchange(const Place& place, const Tensors& inputs, cons
     traffic->transfer += watch.lap();
   }
 
-  const std::vector<int64_t> sizes = learn_sizes ? learn_sizes() : sizes_in_headers(frames.sizes, slots);
+  const std::vector<int64_t> sizes =
+      learn_sizes ? learn_sizes() : sizes_in_headers(frames.sizes, slots, outputs, ahead.received, options);
   traffic->sizes += watch.lap();
   for (int r = 0; r < world; ++r)
     if (receive_zipped[r]) check_frame_size(sizes[world + r], options, outputs[r].numel(), r, place.what);
