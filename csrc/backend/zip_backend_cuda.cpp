@@ -50,6 +50,7 @@ struct ZipBackend::CudaState {
   std::optional<Code> code;           // of bf16 frames, once it is chosen
   std::optional<bool> words_by_host;  // not measured yet
   std::array<Forecast, kOpCount> forecasts;
+  bool broken = false;  // a call failed here that others may have learnt from: forecasts, times
 
   explicit CudaState(at::Device device)
       : stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())),
@@ -134,6 +135,9 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   }
   frame_checks_->poll();
   CudaState& state = cuda_state(device);
+  if (state.broken)
+    throw Error(describe(call) + ": an earlier call failed on this rank, which may since expect other messages than " +
+                "the others send; make a new group");
   backend_for(device);
   const Messages messages(cuda_, call.patience.timeout);
   std::string what;  // for errors; made where there may be some
@@ -162,19 +166,29 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   if (zips(d.choice)) may_wait();
   if (zips(d.choice) || (timed && call.patience.async)) {
     auto guard = state.enter();
-    if (timed) state.start(state.stream, call, d);
-    if (zips(d.choice)) {
-      if (options_.choose_code) place.code = state.code;
-      traffic = naming(what, [&] { return call.zip(place, d.choice); });
-    } else if (WorkPtr raw = call.raw(*cuda_)) {  // where its time can be taken
-      raw->wait();
+    try {
+      if (timed) state.start(state.stream, call, d);
+      if (zips(d.choice)) {
+        if (options_.choose_code) place.code = state.code;
+        // Until it is done, other ranks may have learnt from it what this one has not.
+        state.broken = call.op == Op::all_to_all || is_timed(call.op, options_);
+        traffic = naming(what, [&] { return call.zip(place, d.choice); });
+        state.broken = false;
+      } else if (WorkPtr raw = call.raw(*cuda_)) {  // where its time can be taken
+        raw->wait();
+      }
+      if (timed) state.stop(state.stream, traffic);
+      std::vector<at::Tensor> kept = call.inputs;
+      kept.insert(kept.end(), call.outputs.begin(), call.outputs.end());
+      work = c10::make_intrusive<CudaWork>(rank_, call.type, "zipccl", call.inputs, call.outputs, std::move(kept),
+                                           state.stream, frame_checks_, state.engine->take_statuses(),
+                                           options_.checksum, watch);
+    } catch (...) {  // no work holds the tensors, which the stream may still use
+      for (const auto* list : {&call.inputs, &call.outputs})
+        for (const at::Tensor& t : *list)
+          if (t.is_cuda()) t.record_stream(state.stream);
+      throw;
     }
-    if (timed) state.stop(state.stream, traffic);
-    std::vector<at::Tensor> kept = call.inputs;
-    kept.insert(kept.end(), call.outputs.begin(), call.outputs.end());
-    work = c10::make_intrusive<CudaWork>(rank_, call.type, "zipccl", call.inputs, call.outputs, std::move(kept),
-                                         state.stream, frame_checks_, state.engine->take_statuses(), options_.checksum,
-                                         watch);
   } else {
     // As if zipccl were not there: NCCL does a call that is waited for on the caller's stream.
     const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
