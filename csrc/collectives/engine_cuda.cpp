@@ -37,11 +37,12 @@ class CudaEngine : public Engine {
   void decode(const std::vector<Decode>& jobs, const FrameOptions& options, const std::string& what) override {
     if (jobs.empty()) return;
     std::vector<DecodeJob> list;
+    std::vector<std::string> from;
     list.reserve(jobs.size());
     for (const Decode& job : jobs) {
       list.push_back({job.frame.const_data_ptr(), static_cast<uint64_t>(job.frame.numel()), job.dst.mutable_data_ptr(),
                       static_cast<uint64_t>(job.dst.numel())});
-      what_.push_back(what + ": frame from " + job.from);
+      from.push_back(job.from);
     }
     int n = static_cast<int>(list.size());
     auto statuses = empty(n, at::kInt);
@@ -49,7 +50,7 @@ class CudaEngine : public Engine {
     check(cuda::decode(list.data(), n, options.dtype, statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(),
                        stream(), max_sms_, options.code),
           what);
-    statuses_.push_back(statuses);
+    expect(statuses, what, from);
   }
 
   void decode_sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst,
@@ -87,9 +88,10 @@ class CudaEngine : public Engine {
  private:
   void sum(const std::vector<Addend>& addends, const SumOptions& options, at::Tensor dst, const std::string& what) {
     std::vector<SumInput> inputs;
+    std::vector<std::string> from;
     for (const Addend& a : addends) {
       inputs.push_back({a.data.const_data_ptr(), static_cast<uint64_t>(a.data.nbytes()), a.is_frame});
-      what_.push_back(what + ": frame from " + a.from);
+      from.push_back(a.from);
     }
     int n = static_cast<int>(inputs.size());
     auto statuses = empty(n, at::kInt);
@@ -97,7 +99,7 @@ class CudaEngine : public Engine {
     check(cuda::decode_sum(inputs.data(), n, dst.numel(), options, dst.mutable_data_ptr(),
                            statuses.mutable_data_ptr<int32_t>(), scratch.mutable_data_ptr(), stream(), max_sms_),
           what);
-    statuses_.push_back(statuses);
+    expect(statuses, what, from);
   }
 
   // Dense frames are decoded to scratch first.
@@ -115,6 +117,12 @@ class CudaEngine : public Engine {
     frames.code = Code::dense;
     decode(jobs, frames, what);
     sum(addends, options, dst, what);
+  }
+
+  // One text per status, so only when the kernels that write them are enqueued.
+  void expect(const at::Tensor& statuses, const std::string& what, const std::vector<std::string>& from) {
+    statuses_.push_back(statuses);
+    for (const std::string& who : from) what_.push_back(what + ": frame from " + who);
   }
 
   at::Tensor decode_scratch() { return empty(static_cast<int64_t>(cuda::decode_scratch_bytes()), at::kByte); }
