@@ -193,6 +193,23 @@ def test_nothing_but_the_frame_goes_ahead():
         assert same_bits(sent[: mine.numel()], mine) and not sent[mine.numel() :].any()
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(zipccl._C.cuda_version is None, reason="needs a build with CUDA")
+def test_after_a_failed_exchange_a_rank_refuses_to_go_on():
+    """Its peer has learnt what frames to expect of each other; this rank has not."""
+    inner = Inner(cuda=True, zip_cpu=False, all_to_all="zip", all_to_all_design=2, min_bytes=0)
+    x = shard(0, 2 * COUNT).cuda()
+    out = torch.empty_like(x)
+    inner.cuda.reply("alltoall_base", [torch.tensor([0, 1 << 40])])
+    with pytest.raises(zipccl.Error, match="rank 1 announced a frame"):
+        inner.backend.alltoall_base(out, x, [], [], torch.distributed.AllToAllOptions())
+    inner.cuda.take_calls()
+    for _ in range(2):
+        with pytest.raises(zipccl.Error, match="all_to_all.*rank 0 of 2.*an earlier call failed on this rank"):
+            inner.backend.alltoall_base(out, x, [], [], torch.distributed.AllToAllOptions())
+    assert not {"alltoall", "alltoall_base"} & {c.name for c in inner.cuda.take_calls()}
+
+
 # ---- silent peers ----------------------------------------------------------------------------------------------
 
 
