@@ -131,8 +131,8 @@ def received(rank, count):
     ranks.init("gloo")
     n = dist.get_world_size()
     found = []
-    for widths in ("fine", "paper"):
-        for bits in (3.0, 5.0):
+    for widths, least in (("fine", 1.5), ("paper", 2.85)):
+        for bits in (least, 3.0, 5.0):
             state = zipccl.DynamiQState(topology="direct", widths=widths, bits=bits)
             zipccl.dynamiq.all_reduce(torch.ones(count), state)
             before = state.stats()
@@ -375,12 +375,31 @@ def dies(rank):
     zipccl.dynamiq.all_reduce(torch.ones(5000), state)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=r"zipccl dynamiq all_reduce \(rank 0 of 2, 5000 values\): "):
         zipccl.dynamiq.all_reduce(torch.ones(5000), state)
 
 
 def test_a_dead_peer_is_an_error():
     ranks.run(dies, 2, killed=(1,))
+
+
+def states_differ(rank, differing):
+    ranks.init("gloo", timeout=20)
+    for options in ({}, differing):
+        state = zipccl.DynamiQState(topology="direct", **(options if rank == 1 else {}))
+        if not options:
+            zipccl.dynamiq.all_reduce(torch.ones(5000), state)
+            continue
+        name = next(iter(options))
+        with pytest.raises(RuntimeError, match=rf"rank 1 of DynamiQ's group .* has options '{name}=.*, rank 0 has"):
+            zipccl.dynamiq.all_reduce(torch.ones(5000), state)
+
+
+# The first would end processes inside gloo, the second hang.
+@pytest.mark.parametrize("differing", [{"bits": 4.0}, {"warmup_steps": 3}, {"node_size": 3}], ids=str)
+def test_states_that_differ(differing):
+    """Nothing is sent; every rank is told."""
+    ranks.run(states_differ, 3, differing)
 
 
 def beside_other_calls(rank):

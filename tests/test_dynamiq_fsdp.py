@@ -91,6 +91,26 @@ def test_hsdp(all_reduce):
         assert (stats["all_reduce"].get("packed_calls", 0) == 5 * 3) == (all_reduce is None)
 
 
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"all_gathr": "zip"}, "all_gathr: no argument"),
+        ({"reduce_scatter": "dynamiq", "topolgy": "ring"}, "topolgy: no argument"),
+        ({"reduce_scatter": "zip", "topology": "ring"}, "topology: no argument of use.. without dynamiq"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_nothing_are_refused(wrong, said):
+    ranks.run(misuse, 1, wrong, said)
+
+
+def misuse(rank, wrong, said):
+    ranks.init("gloo")
+    model = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(ValueError, match=said):
+        zipccl.fsdp.use(model, **wrong)
+
+
 def on_cuda(rank):
     """HSDP without and with zipccl, by the same ranks."""
     ranks.init("nccl", timeout=60)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "backend/perform.h"
 #include "collectives/error.h"
 #include "collectives/place.h"
 #include "collectives/quantizing.h"
@@ -47,6 +48,10 @@ uint64_t raw_bytes(const at::Tensor& t, double ranks) {
   return static_cast<uint64_t>(2 * (ranks - 1) / ranks * static_cast<double>(t.nbytes()));
 }
 }  // namespace
+
+DynamiqChannel::Job DynamiqChannel::named(std::string what, Job job) {
+  return [what = std::move(what), job = std::move(job)](Lane& lane) { naming(what, [&] { job(lane); }); };
+}
 
 DynamiqChannel::DynamiqChannel(int rank, int size, BackendPtr cpu, BackendPtr cuda)
     : rank_(rank), size_(size), cuda_(std::move(cuda)), state_(std::make_shared<State>()) {
@@ -153,7 +158,7 @@ DynamiqChannel::FuturePtr DynamiqChannel::all_reduce(const AllReduce& call, cons
       at += t.numel();
     }
   };
-  return run(std::move(job), call.tensor, used, call.async);
+  return run(named(describe("all_reduce", call.tensor), std::move(job)), call.tensor, used, call.async);
 }
 
 DynamiqChannel::FuturePtr DynamiqChannel::all_reduce_raw(const at::Tensor& tensor, float scale, bool async) {
@@ -162,7 +167,7 @@ DynamiqChannel::FuturePtr DynamiqChannel::all_reduce_raw(const at::Tensor& tenso
     sum_raw(*lane.backend, tensor);
     stats->stats.add_raw("all_reduce", raw_bytes(tensor, lane.pairs.world()));
   };
-  return run(std::move(job), tensor, {tensor}, async);
+  return run(named(describe("all_reduce", tensor), std::move(job)), tensor, {tensor}, async);
 }
 
 DynamiqChannel::FuturePtr DynamiqChannel::reduce_scatter(const at::Tensor& input, const at::Tensor& out, float scale,
@@ -188,7 +193,7 @@ DynamiqChannel::FuturePtr DynamiqChannel::reduce_scatter(const at::Tensor& input
     stats->stats.add_zipped("reduce_scatter",
                             dynamiq_reduce_scatter({*lane.engine, lane.pairs, what}, o, key, input, out, scale));
   };
-  return run(std::move(job), out, {input, out}, /*async=*/false);
+  return run(named(describe("reduce_scatter", input), std::move(job)), out, {input, out}, /*async=*/false);
 }
 
 // ---- Doing them -----------------------------------------------------------------------------------------------

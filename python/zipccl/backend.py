@@ -110,23 +110,45 @@ def _split(parent: _C.ZipBackend, store: dist.Store, ranks: list[int], options: 
 
 
 def check_same_options(group: Any, options: Options, key: str = "zipccl/options") -> None:
-    """Ranks that differ in options or build would make different calls and hang; rank 0's are the measure.
+    """Ranks that differ in options or build would make different calls and hang. A collective call.
 
     Raises:
-        RuntimeError: on a rank that differs.
+        RuntimeError: on every rank, where one differs from rank 0.
     """
-    if group.group_size == 1:
-        return
     own = f"{options.fingerprint()} {_build(options)}"
-    if group.group_rank == 0:
-        group.store.set(key, own)
+    check_same(group.store, group.group_rank, group.group_size, group.timeout, key, own, f"group {group.group_id!r}")
+
+
+def check_same(
+    store: dist.Store, rank: int, size: int, timeout: datetime.timedelta, key: str, own: str, of: str
+) -> None:
+    """Compares words of ``name=value`` between ranks. A collective call; every rank gets the same answer.
+
+    Raises:
+        RuntimeError: a rank has others than rank 0, or does not come within the timeout.
+    """
+    if size == 1:
         return
-    first = group.store.get(key).decode()
-    if first != own:
-        raise RuntimeError(
-            f"zipccl: rank {group.group_rank} of group {group.group_id!r} has options {own!r}, "
-            f"rank 0 has {first!r}: every rank must pass the same, to the same build of zipccl"
-        )
+    # A store may outlive a group and meet the next one of its name.
+    key = f"{key}/{(store.add(f'{key}/turns', 1) - 1) // size}"
+    if rank == 0:
+        store.set(f"{key}/first", own)
+    store.wait([f"{key}/first"], timeout)
+    first = store.get(f"{key}/first").decode()
+    if own != first:
+        store.set(f"{key}/other", f"{rank} {own}")
+    if store.add(f"{key}/compared", 1) == size:
+        store.set(f"{key}/all", "compared")
+    store.wait([f"{key}/all"], timeout)
+    if not store.check([f"{key}/other"]):
+        return
+    other, text = store.get(f"{key}/other").decode().split(" ", 1)
+    has = [word for word in text.split() if word not in first.split()]
+    instead = [word for word in first.split() if word not in text.split()]
+    raise RuntimeError(
+        f"zipccl: rank {other} of {of} has options {' '.join(has)!r}, rank 0 has {' '.join(instead)!r}: every rank "
+        "must pass the same, to the same build of zipccl"
+    )
 
 
 def _build(options: Options) -> str:
@@ -186,13 +208,13 @@ def zip_backends(group: dist.ProcessGroup | None = None) -> list[_C.ZipBackend]:
     """
     group = group or dist.distributed_c10d._get_default_group()
     found: list[_C.ZipBackend] = []
-    for device in group._device_types:
+    for device in getattr(group, "_device_types", ()):  # none: this rank is not in it
         backend = group._get_backend(device)
         backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
         if isinstance(backend, _C.ZipBackend) and backend not in found:
             found.append(backend)
     if not found:
-        raise ValueError(f"group {group.group_name!r} is not a zipccl group")
+        raise ValueError(f"{getattr(group, 'group_name', 'a group of other ranks')!r} is not a zipccl group")
     return found
 
 

@@ -9,6 +9,7 @@ NCCL::
     zipccl.dynamiq.all_reduce(tensor, state)  # the same outside a hook
 """
 
+import datetime
 import math
 import os
 import weakref
@@ -20,12 +21,14 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from zipccl import _C
-from zipccl.backend import make_worker_gloo
+from zipccl.backend import check_same, make_worker_gloo
 
 TOPOLOGIES = ("auto", "direct", "ring", "butterfly", "hierarchical")
 WIDTHS = ("fine", "paper")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_LEAST_BITS, _MOST_BITS = 1.0, 16.0
+# Of fewer bits per coordinate, scales and statistics alone take more than is left.
+_LEAST_BITS = {"fine": 1.5, "paper": 2.85}
+_MOST_BITS = 16.0
 _VERSION = 2  # of state_dict()
 # Few levels mean that every hop enlarges what the next has to round: measured, the error of a ring then grows
 # exponentially with its length.
@@ -37,8 +40,8 @@ class DynamiQState:
 
     Args:
         group: whose ranks are summed; default: the default group. Looked up at the first use.
-        bits: per coordinate and direction, everything counted (statistics, scales, values). 1 to 16; the paper's
-            choice is 5 (section 5). A ring of more than 16 ranks needs 4.
+        bits: per coordinate and direction, everything counted (statistics, scales, values). From 1.5 (2.85
+            with ``widths="paper"``) to 16; the paper's choice is 5 (section 5). A ring of more than 16 ranks needs 4.
         topology: how partial sums travel: ``"direct"`` (each is packed once, summed in fp32 and packed once more),
             ``"butterfly"``, ``"ring"`` (packed again at every hop), ``"hierarchical"`` (raw inside nodes, packed
             between them), or ``"auto"``: the fastest on the link as measured at the first use, direct in doubt. In a
@@ -79,14 +82,18 @@ class DynamiQState:
         correlated: bool = True,
         block_bytes: int | None = None,
     ):
-        if not _LEAST_BITS <= bits <= _MOST_BITS:
-            raise ValueError(f"bits must lie between {_LEAST_BITS} and {_MOST_BITS}, not {bits}")
         if topology not in TOPOLOGIES:
             raise ValueError(f"topology must be one of {TOPOLOGIES}, not {topology!r}")
         if widths not in WIDTHS:
             raise ValueError(f"widths must be one of {WIDTHS}, not {widths!r}")
-        if node_size is not None and node_size < 1:
-            raise ValueError(f"node_size must be at least 1, not {node_size}")
+        if not _LEAST_BITS[widths] <= bits <= _MOST_BITS:
+            raise ValueError(f"bits must lie between {_LEAST_BITS[widths]} and {_MOST_BITS}, not {bits}")
+        if not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise ValueError(f"seed must be a whole number from 0 to 2**64 - 1, not {seed}")
+        if node_size is not None and (not isinstance(node_size, int) or node_size < 1):
+            raise ValueError(f"node_size must be a whole number from 1 on, not {node_size}")
+        if warmup_steps < 0 or exempt_below < 0:
+            raise ValueError("warmup_steps and exempt_below must not be negative")
         if block_bytes is not None and block_bytes < 1024:
             raise ValueError(f"block_bytes must be at least 1024, not {block_bytes}")
         if error_feedback and topology == "hierarchical":
@@ -107,6 +114,7 @@ class DynamiQState:
         self.steps = 0  # optimizer steps the hook has seen
         self._residuals = Residuals()
         self._residuals_of: int | None = None  # rank; None: this one
+        self._compared: tuple[weakref.ref, str] | None = None  # with the other ranks: in which group, and what
 
     def state_dict(self) -> dict[str, Any]:
         """Everything of this state that a resumed run needs; tensors only with ``error_feedback``.
@@ -143,7 +151,7 @@ class DynamiQState:
         self._residuals_of = state["rank"]
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {**self.__dict__, "group": None}  # process groups cannot be pickled
+        kept = {**self.__dict__, "group": None, "_compared": None}  # process groups cannot be pickled
         if self._residuals and self._residuals_of is None:
             kept["_residuals_of"] = dist.get_rank(self.group)
         return kept
@@ -159,13 +167,24 @@ class DynamiQState:
 
         A collective call: with ``"auto"`` the first one measures the link.
         """
-        channel = _channel(self._group())
+        channel = self._channel()
         return channel.choose(tensor.device, tensor.numel(), tensor.itemsize, self._options())
 
     # ---- inside ----
 
     def _group(self) -> dist.ProcessGroup:
         return self.group if self.group is not None else c10d._get_default_group()
+
+    def _channel(self) -> _C.DynamiqChannel:
+        """Collective at a state's first use in a group, and when what it holds has changed: ranks compare states."""
+        group = self._group()
+        own = " ".join(f"{name}={getattr(self, name)}" for name in _SAME)
+        if self._compared is None or self._compared[0]() is not group or self._compared[1] != own:
+            turn = _turns[group] = _turns.get(group, 0) + 1
+            store, of = c10d._world.pg_map[group][1], f"DynamiQ's group {group.group_name!r}"
+            check_same(store, group.rank(), group.size(), _timeout(group), f"zipccl-dynamiq/{turn}", own, of)
+            self._compared = weakref.ref(group), own
+        return _channel(group)
 
     def _options(self) -> dict[str, Any]:
         ranks = self._group().size()
@@ -300,6 +319,19 @@ def _local_world_size(group: dist.ProcessGroup) -> tuple[int, str]:
     return _node_sizes[group]
 
 
+# What all ranks must pass alike, and how often the ranks of a group have compared it.
+_SAME = (
+    "bits", "topology", "widths", "seed", "node_size", "warmup_steps", "exempt_below", "exempt_1d", "error_feedback",
+    "correlated", "block_bytes",
+)  # fmt: skip
+_turns: "weakref.WeakKeyDictionary[dist.ProcessGroup, int]" = weakref.WeakKeyDictionary()
+
+
+def _timeout(group: dist.ProcessGroup) -> datetime.timedelta:
+    backend = group._get_backend(group._device_types[0])
+    return getattr(backend, "wrapped_pg", backend).options._timeout  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+
+
 # One per group, made at its first use and kept for its life: its calls must stay in order.
 _channels: "weakref.WeakKeyDictionary[dist.ProcessGroup, _C.DynamiqChannel]" = weakref.WeakKeyDictionary()
 
@@ -381,7 +413,7 @@ def all_reduce(tensor: torch.Tensor, state: DynamiQState, op: Any = dist.ReduceO
         flat = tensor.detach().reshape(-1).contiguous()
         carried = state._carried()
         residual = None if carried is None else carried.of_calls(flat)
-        channel = _channel(group)
+        channel = state._channel()
         channel.all_reduce(flat, state._options(), scale, state.seed, state._next_call(), [], residual, False).wait()
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view(tensor.shape))
@@ -410,7 +442,7 @@ def reduce_scatter(
     group = state._group()
     scale = scale_of(op, group.size())
     with torch.no_grad():
-        channel = _channel(group)
+        channel = state._channel()
         flat_in, flat_out = input.detach().view(-1), output.detach().view(-1)
         options = state._options() | ({"topology": "auto"} if state.topology == "hierarchical" else {})
         channel.reduce_scatter(flat_in, flat_out, options, scale, state.seed, state._next_call()).wait()
@@ -443,7 +475,7 @@ def dynamiq_hook(state: DynamiQState, bucket: dist.GradBucket) -> torch.futures.
     """
     buffer = bucket.buffer()
     group = state._group()
-    channel = _channel(group)
+    channel = state._channel()
     scale = 1.0 / group.size()
     carried = state._carried()
     if carried is not None:

@@ -1,6 +1,7 @@
 """What FSDP2 (torch's ``fully_shard``) sends: compressed, per collective."""
 
 import dataclasses
+import inspect
 from typing import Any
 
 import torch
@@ -60,8 +61,8 @@ def use(
         The states in use; ``state_dict()`` of each belongs in checkpoints.
 
     Raises:
-        ValueError: the model has no FSDP2 modules, an unknown value, ``all_reduce`` without HSDP, or an argument of
-            DDP's hook (warm-up, exemptions, error feedback).
+        ValueError: the model has no FSDP2 modules, an argument or value is unknown or does nothing here, ``all_reduce``
+            without HSDP, or an argument of DDP's hook (warm-up, exemptions, error feedback).
         RuntimeError: this torch has no custom collectives in FSDP2, or keeps its groups elsewhere.
     """
     modules = [m for m in model.modules() if isinstance(m, FSDPModule)]
@@ -76,6 +77,12 @@ def use(
     ):
         if value is not None and value not in known:
             raise ValueError(f"{name} must be one of {known}, not {value!r}")
+    lossy = "dynamiq" in (reduce_scatter, all_reduce)
+    unknown = dynamiq.keys() - inspect.signature(DynamiQState).parameters.keys() | dynamiq.keys() & {"group", "bits"}
+    if unknown or (dynamiq and not lossy):
+        raise ValueError(
+            f"{', '.join(sorted(unknown or dynamiq))}: no argument of use(){'' if unknown else ' without dynamiq'}"
+        )
     ignored = {"warmup_steps", "exempt_below", "exempt_1d", "error_feedback"} & dynamiq.keys()
     if ignored:
         raise ValueError(f"{', '.join(sorted(ignored))}: not in FSDP2, which has no buckets to know again")
