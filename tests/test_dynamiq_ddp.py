@@ -351,11 +351,16 @@ def test_state_needs_no_process_group():
         other.load_state_dict({**state.state_dict(), "version": 99})
 
 
+@pytest.mark.parametrize("widths, bits", [("fine", 1.4), ("paper", 2.5)])
+def test_budgets_that_cannot_be_met_are_named(widths, bits):
+    with pytest.warns(UserWarning, match=f"{bits} bits with widths='{widths}' are not enough"):
+        zipccl.DynamiQState(bits=bits, widths=widths)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"bits": 1.4},
-        {"bits": 2.5, "widths": "paper"},
+        {"bits": 0.5},
         {"bits": 17},
         {"topology": "tree"},
         {"widths": "coarse"},

@@ -12,6 +12,7 @@ NCCL::
 import datetime
 import math
 import os
+import warnings
 import weakref
 from typing import Any
 
@@ -26,9 +27,8 @@ from zipccl.backend import check_same, make_worker_gloo
 TOPOLOGIES = ("auto", "direct", "ring", "butterfly", "hierarchical")
 WIDTHS = ("fine", "paper")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Of fewer bits per coordinate, scales and statistics alone take more than is left.
-_LEAST_BITS = {"fine": 1.5, "paper": 2.85}
-_MOST_BITS = 16.0
+_LEAST_BITS, _MOST_BITS = 1.0, 16.0
+_LEAST_MET = {"fine": 1.5, "paper": 2.85}  # the narrowest codes with their scales and statistics take that much
 _VERSION = 2  # of state_dict()
 # Few levels mean that every hop enlarges what the next has to round: measured, the error of a ring then grows
 # exponentially with its length.
@@ -40,8 +40,9 @@ class DynamiQState:
 
     Args:
         group: whose ranks are summed; default: the default group. Looked up at the first use.
-        bits: per coordinate and direction, everything counted (statistics, scales, values). From 1.5 (2.85
-            with ``widths="paper"``) to 16; the paper's choice is 5 (section 5). A ring of more than 16 ranks needs 4.
+        bits: per coordinate and direction, everything counted (statistics, scales, values), 1 to 16; a
+            warning says where so few cannot be met (below 1.5, with ``widths="paper"`` 2.85). The paper's choice is 5
+            (section 5). A ring of more than 16 ranks needs 4.
         topology: how partial sums travel: ``"direct"`` (each is packed once, summed in fp32 and packed once more),
             ``"butterfly"``, ``"ring"`` (packed again at every hop), ``"hierarchical"`` (raw inside nodes, packed
             between them), or ``"auto"``: the fastest on the link as measured at the first use, direct in doubt. In a
@@ -86,8 +87,13 @@ class DynamiQState:
             raise ValueError(f"topology must be one of {TOPOLOGIES}, not {topology!r}")
         if widths not in WIDTHS:
             raise ValueError(f"widths must be one of {WIDTHS}, not {widths!r}")
-        if not _LEAST_BITS[widths] <= bits <= _MOST_BITS:
-            raise ValueError(f"bits must lie between {_LEAST_BITS[widths]} and {_MOST_BITS}, not {bits}")
+        if not _LEAST_BITS <= bits <= _MOST_BITS:
+            raise ValueError(f"bits must lie between {_LEAST_BITS} and {_MOST_BITS}, not {bits}")
+        if bits < _LEAST_MET[widths]:
+            text = (
+                f"{bits} bits with widths={widths!r} are not enough: codes and scales take up to {_LEAST_MET[widths]}"
+            )
+            warnings.warn(text, stacklevel=2)
         if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise ValueError(f"seed must be a whole number from 0 to 2**64 - 1, not {seed}")
         if node_size is not None and (not isinstance(node_size, int) or node_size < 1):
@@ -494,5 +500,6 @@ def dynamiq_hook(state: DynamiQState, bucket: dist.GradBucket) -> torch.futures.
 
 
 def wire_bytes(count: int, ranks: int, bits: float) -> int:
-    """Bytes that a rank receives for an all-reduce of ``count`` coordinates, at most: 2 (n - 1) / n at ``bits``."""
+    """Bytes that a rank receives for an all-reduce of ``count`` coordinates, at most: 2 (n - 1) / n at ``bits``, where
+    so few can be met (``DynamiQState``)."""
     return math.ceil(2 * (ranks - 1) / ranks * count * bits / 8)
