@@ -17,7 +17,18 @@ import torch
 import torch.distributed as dist
 import zipccl
 from ranks import same_bits
-from test_faults import CASES, COUNT, OVERRIDES, ZIP, broadcast, check_report, exchange_damaged, op_name, scatter
+from test_faults import (
+    CASES,
+    COUNT,
+    OVERRIDES,
+    ZIP,
+    broadcast,
+    check_reduce_ops,
+    check_report,
+    exchange_damaged,
+    op_name,
+    scatter,
+)
 
 pytestmark = [
     pytest.mark.cuda,
@@ -35,9 +46,23 @@ ENV = {
 SIZES_BY = pytest.mark.parametrize("inner", [None, "cuda:nccl"], ids=["sizes by the faster", "sizes by NCCL"])
 
 
+def reserve(where) -> None:
+    """Leaves memory for later calls with the allocators: more of it may have to wait for a GPU that waits for others.
+
+    Of the streams that `outcome` will use and of those that groups use.
+    """
+    for priority in (0, -1):
+        for _ in range(32):
+            with torch.cuda.stream(torch.cuda.Stream(where, priority=priority)):
+                _blocks = [torch.empty(1 << 20, dtype=torch.uint8, device=where) for _ in range(12)]
+    for size in (64, 4 << 10, COUNT * 2, COUNT * 8):
+        _pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(32)]
+
+
 def start(inner=None) -> tuple[torch.device, list[tuple]]:
     """This rank's device, and a group that has made its first call for each case."""
     where = ranks.device("cuda")
+    reserve(where)
     ranks.init("zipccl", timeout=60, pg_options=zipccl.Options(**ZIP, inner=inner))
     groups = []
     for call, design in CASES:
@@ -175,6 +200,10 @@ def check_override(rank):
         time.sleep(2 * TIMEOUT)
         return [None] * len(raw)
     return at_once(go, raw)
+
+
+def test_reduce_ops_differ():
+    ranks.run(check_reduce_ops, 3, "cuda", timeout=WALL, env=ENV)
 
 
 def test_options_differ_in_a_call():

@@ -293,7 +293,30 @@ def test_options_differ_in_a_call():
     )
 
 
+def check_reduce_ops(rank, device):
+    """Rank 1 sums otherwise than the others."""
+    where = ranks.device(device)
+    rank, world = start()
+    x = torch.ones(world * COUNT, dtype=BF16, device=where)
+    for theirs in (dist.ReduceOp.AVG, dist._make_nccl_premul_sum(0.5), dist._make_nccl_premul_sum(1.5)):
+        op = theirs if rank == 1 else dist.ReduceOp.SUM
+        told = f"rank {0 if rank == 1 else 1} passes another reduce op or factor than this rank"
+        with pytest.raises(zipccl.Error, match=rf"reduce_scatter \(rank {rank} of {world}.*{told}"):
+            dist.reduce_scatter_tensor(torch.empty_like(x[:COUNT]), x, op=op)
+        with pytest.raises(zipccl.Error, match=rf"all_reduce \(rank {rank} of {world}.*{told}"):
+            dist.all_reduce(x.clone(), op=op)
+        dist.all_reduce(y := x.clone())  # the group is none the worse
+        assert same_bits(y, torch.full_like(x, world))
+
+
+def test_reduce_ops_differ():
+    ranks.run(check_reduce_ops, 3, "cpu", timeout=WALL)
+
+
 # ---- a frame is damaged on its way -----------------------------------------------------------------------------
+
+
+SUM = 1 | (0x3F80 << 2)  # of a reduction's words: no average, the bits of factor 1
 
 
 class Peer:
@@ -321,9 +344,9 @@ class Peer:
         told = self.tensor(*to_rank_0, *[0] * len(to_rank_0))
         self.inner.alltoall_base(torch.empty_like(told), told, [], [], dist.AllToAllOptions()).wait()
 
-    def announce(self, mine: torch.Tensor, design: int, ahead: int) -> None:
+    def announce(self, mine: torch.Tensor, design: int, ahead: int, use: int) -> None:
         if self.device == "cpu":
-            self.words(mine.nbytes << 2 | design, ahead)
+            self.words(mine.nbytes << 2 | design, ahead, use)
 
     def bytes(self, data: torch.Tensor, expected: int) -> None:
         received, options = self.empty(expected), dist.AllToAllOptions()
@@ -342,10 +365,11 @@ class Peer:
     def all_gather(self):
         self.gathered(self.frame(weights(1, COUNT)))
 
-    def exchanged(self, mine: torch.Tensor, rank_0s: torch.Tensor) -> None:
+    def exchanged(self, mine: torch.Tensor, rank_0s: torch.Tensor, use: int = 0) -> None:
         frame, other = self.frame(mine), zipccl.compress(rank_0s, checksum=True)
-        self.announce(mine, 1, 0)
-        self.words(frame.numel())
+        self.announce(mine, 1, 0, use)
+        in_word = 0 if self.device == "cpu" else use << 48
+        self.words(frame.numel() | (in_word if in_word < 1 << 63 else in_word - (1 << 64)))
         self.bytes(frame, other.numel())
 
     def all_to_all_1(self):
@@ -356,7 +380,7 @@ class Peer:
         frame, other = self.frame(mine), zipccl.compress(rank_0s, checksum=True)
         static = 64 + 8 * 2 + 3 * 64 + 1408 * 64  # header, 2 groups, 64 tiles and their units: docs/format.md
         ahead, theirs = (frame.numel(), other.numel()) if self.known else (static, static)
-        self.announce(mine, 2, ahead)
+        self.announce(mine, 2, ahead, 0)
         if self.device != "cpu":
             self.words(frame.numel())
         self.bytes(frame[:ahead], theirs)
@@ -384,14 +408,14 @@ class Peer:
         self.inner.gather([], torch.nn.functional.pad(frame, (0, int(sizes.max()) - frame.numel())), 0).wait()
 
     def reduce_scatter(self):
-        self.exchanged(weights(1, 2 * COUNT)[:COUNT], weights(0, 2 * COUNT)[COUNT:])
+        self.exchanged(weights(1, 2 * COUNT)[:COUNT], weights(0, 2 * COUNT)[COUNT:], SUM)
 
     def all_reduce(self):
         """Sound halves of the input; damaged is the sum that is gathered."""
         damage, self.damage = self.damage, False
         mine, rank_0s = weights(1, COUNT), weights(0, COUNT)
         half = COUNT // 2
-        self.exchanged(mine[:half], rank_0s[half:])
+        self.exchanged(mine[:half], rank_0s[half:], SUM)
         self.damage = damage
         self.gathered(self.frame((rank_0s.float() + mine.float())[half:].to(BF16)))
 

@@ -142,7 +142,7 @@ def exchange(inner: Inner, frame: torch.Tensor, ahead: int | None = None) -> tor
     """Design 2 of rank 0 with a rank 1 whose `frame` arrives, of which so much ahead (all)."""
     ahead = frame.numel() if ahead is None else ahead
     word = 2 * COUNT << 2 | 2  # raw bytes, design
-    inner.zip.reply("alltoall_base", [torch.tensor([2 * COUNT << 2, 0, word, ahead])])
+    inner.zip.reply("alltoall_base", [torch.tensor([2 * COUNT << 2, 0, 0, word, ahead, 0])])
     inner.zip.reply("alltoall_base", [frame[:ahead]])
     inner.zip.reply("recv", [frame[ahead:]])
     out, x = torch.empty(2 * COUNT, dtype=torch.bfloat16), shard(0, 2 * COUNT)
@@ -185,7 +185,7 @@ def test_nothing_but_the_frame_goes_ahead():
     mine = frame_of(zeros[:COUNT])
     for filling in (shard(1), zeros[:COUNT]):  # scratch is used again, with what was there
         word, theirs = 2 * COUNT << 2 | 2, frame_of(filling)
-        inner.zip.reply("alltoall_base", [torch.tensor([2 * COUNT << 2, 0, word, theirs.numel()])])
+        inner.zip.reply("alltoall_base", [torch.tensor([2 * COUNT << 2, 0, 0, word, theirs.numel(), 0])])
         inner.zip.reply("alltoall_base", [theirs])
         out = torch.empty_like(zeros)
         inner.backend.alltoall_base(out, zeros, [], [], torch.distributed.AllToAllOptions()).wait()

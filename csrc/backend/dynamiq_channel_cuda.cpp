@@ -14,7 +14,16 @@ struct DynamiqChannel::CudaLane : Lane {
   c10::cuda::CUDAStream stream;
   CudaLane(BackendPtr backend, at::Device device)
       : Lane(std::move(backend), make_cuda_engine(device)),
-        stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index())) {}
+        stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index())) {
+    meet(device);
+  }
+
+  // NCCL makes its communicator at the first call, for which it needs every rank, also those that have no part in the
+  // first exchange.
+  void meet(at::Device device) {
+    std::vector<at::Tensor> nothing(pairs.world(), at::empty({0}, at::TensorOptions(at::kByte).device(device)));
+    if (auto work = backend->alltoall(nothing, nothing)) work->wait();
+  }
 };
 
 DynamiqChannel::FuturePtr DynamiqChannel::run_cuda(const Job& job, const at::Tensor& result,

@@ -45,6 +45,11 @@ c10d::Backend& ZipBackend::backend_for(at::Device device) {
   TORCH_CHECK(b && (device.is_cpu() || device.is_cuda()),
               "zipccl: this group has no inner backend for " + device.str() + " tensors");
   if (device.is_cuda()) {
+#ifdef ZIPCCL_WITH_CUDA
+    if (*given_up_)
+      throw Error("zipccl (rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
+                  "): an earlier call of this group waited for other ranks in vain; make a new group");
+#endif
     // setBoundDeviceId is not virtual, so c10d gives the device to us alone.
     if (bound_device_id_ && b->getBoundDeviceId() != bound_device_id_) b->setBoundDeviceId(bound_device_id_);
   }

@@ -157,11 +157,10 @@ Tensors as_they_lie(const Tensors& tensors) {
   return made;
 }
 
-// Lists that NCCL gathers into or reduces: of one shape they go through one contiguous buffer, so by their values; else
-// tensor by tensor, as they lie.
-Tensors as_nccl_lists(const Tensors& tensors) {
-  return tensors.empty() || same_shapes(tensors, tensors[0]) ? tensors : as_they_lie(tensors);
-}
+// Lists of one shape NCCL gathers into or reduces through one contiguous buffer, so by their values; others tensor by
+// tensor, as they lie.
+bool by_value(const Tensors& list) { return list.empty() || same_shapes(list, list[0]); }
+Tensors as_nccl_lists(const Tensors& list) { return by_value(list) ? list : as_they_lie(list); }
 
 // gloo copies sums to their places only when the caller waits, who may have gradients switched on.
 at::Tensor without_grad(const at::Tensor& t) { return t.requires_grad() ? t.detach() : t; }
@@ -239,7 +238,8 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
            outputs[i][rank_].numel() == inputs[i].numel();
     even = even && same_counts(outputs[i], inputs[i].numel());
     gathered += total_bytes(outputs[i]);
-    items.push_back({as_it_lies(inputs[i]), as_nccl_lists(outputs[i])});
+    const bool values = type == c10d::OpType::ALLGATHER && by_value(outputs[i]);
+    items.push_back({values ? inputs[i] : as_it_lies(inputs[i]), as_nccl_lists(outputs[i])});
   }
   // With uneven shards, the mean: what all ranks know alike.
   call.size.bytes = gathered / size_;
@@ -415,7 +415,9 @@ OwnCall ZipBackend::reduce_scatter_call(c10d::OpType type, std::vector<Tensors> 
   for (size_t i = 0; fits && i < parts.size(); ++i)
     fits = parts[i].size() == static_cast<size_t>(size_) && same_counts(parts[i], outputs[i].numel());
   call.zippable = call.zippable && fits;
-  call.zip = [parts = std::move(parts), outputs = as_they_lie(outputs), pair, reduce](const Place& place, Choice) {
+  const bool values = type == c10d::OpType::REDUCE_SCATTER && !parts.empty() && by_value(parts[0]);
+  call.zip = [parts = std::move(parts), outputs = values ? outputs : as_they_lie(outputs), pair, reduce](
+                 const Place& place, Choice) {
     Traffic traffic;
     for (size_t i = 0; i < parts.size(); ++i)
       if (outputs[i].numel() > 0) traffic += reduce_scatter_zip(place, parts[i], outputs[i], pair, reduce);

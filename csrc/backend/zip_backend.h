@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -198,6 +199,8 @@ class ZipBackend : public c10d::Backend {
   Decision explain_cuda(Op op, at::Device device, const FrameOptions& frame, uint64_t bytes);
   std::map<c10::DeviceIndex, std::shared_ptr<CudaState>> cuda_states_;
   std::shared_ptr<FrameChecks> frame_checks_ = std::make_shared<FrameChecks>();
+  // A call waited in vain: what comes behind it on the GPU would do so too.
+  std::shared_ptr<std::atomic<bool>> given_up_ = std::make_shared<std::atomic<bool>>(false);
 #endif
 };
 

@@ -35,7 +35,12 @@ class ZipBackend::HostOfCuda : public HostMessages {
     };
     auto done = [promise](std::exception_ptr error) { error ? promise->set_exception(error) : promise->set_value(); };
     if (!b.worker_->run_here(run, done)) b.worker_->submit(run, done);
-    promise->get_future().get();
+    try {
+      promise->get_future().get();
+    } catch (...) {
+      *b.given_up_ = true;
+      throw;
+    }
   }
 
  private:
@@ -213,12 +218,13 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
 // NCCL's own watchdog ends the process where torch is so configured, as by default; where it is not, or is slower, the
 // host must not wait for ever for a rank that does not come.
 Engine::Watch ZipBackend::watch_over(const std::string& what, std::chrono::milliseconds timeout) const {
-  return [what, timeout, nccl = cuda_](std::chrono::milliseconds waited) {
-    if (nccl->getError() != c10d::ErrorType::SUCCESS)
-      throw Error(what + ": NCCL has met an error, which its watchdog has logged");
+  return [what, timeout, nccl = cuda_, given_up = given_up_](std::chrono::milliseconds waited) {
+    const bool failed = nccl->getError() != c10d::ErrorType::SUCCESS;
     const auto limit = timeout == c10d::kUnsetTimeout ? nccl->getBackendOptions()->timeout : timeout;
-    if (waited > limit)
-      throw Error(what + ": timed out after " + std::to_string(limit.count()) + " ms of waiting for other ranks");
+    if (!failed && waited <= limit) return;
+    *given_up = true;
+    if (failed) throw Error(what + ": NCCL has met an error, which its watchdog has logged");
+    throw Error(what + ": timed out after " + std::to_string(limit.count()) + " ms of waiting for other ranks");
   };
 }
 

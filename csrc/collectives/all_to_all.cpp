@@ -12,6 +12,8 @@ namespace zipccl {
 namespace {
 using Tensors = std::vector<at::Tensor>;
 
+constexpr int kUseShift = 48;  // of PairOptions::use in the word of a size, which is far smaller
+
 // Frames of some of the inputs, in slots of frame_bound() bytes; undefined elsewhere.
 struct Frames {
   Tensors slots;
@@ -49,13 +51,17 @@ struct Ahead {
   std::vector<int64_t> sent, received;
 };
 
+Error differing_use(const Place& place, int rank) {
+  return Error(place.what + ": rank " + std::to_string(rank) + " passes another reduce op or factor than this rank");
+}
+
 // gloo ends the process when a message is longer than its receiver expects. So ranks first tell each other what they
 // will send, while frames are encoded.
 class Announcement {
  public:
-  Announcement(const Place& place, const Tensors& inputs, const std::vector<bool>& zipped, Design design,
+  Announcement(const Place& place, const Tensors& inputs, const std::vector<bool>& zipped, const PairOptions& pair,
                const std::vector<int64_t>& ahead)
-      : place_(place), design_(design) {
+      : place_(place), design_(pair.design), use_(pair.use) {
     if (!inputs[0].is_cpu()) return;
     const int world = place.world();
     told_ = place.engine.empty(kWords * world, at::kLong);
@@ -64,6 +70,7 @@ class Announcement {
       auto* words = told_.mutable_data_ptr<int64_t>() + kWords * r;
       words[0] = word(inputs[r], zipped[r]);
       words[1] = ahead[r];
+      words[2] = use_;
     }
     work_ = place.messages.begin_all_to_all_words(heard_, told_);
   }
@@ -81,6 +88,7 @@ class Announcement {
       if (words[0] != expected)
         throw Error(place_.what + ": rank " + std::to_string(r) + " sends " + text(words[0]) + ", expected were " +
                     text(expected) + "; do all ranks pass the same shapes and options?");
+      if (words[2] != use_) throw differing_use(place_, r);
       if (!zipped[r] || design_ == Design::one) continue;
       check_frame_size(words[1], options, outputs[r].numel(), r, place_.what);
       (*ahead)[r] = words[1];
@@ -88,7 +96,7 @@ class Announcement {
   }
 
  private:
-  static constexpr int kWords = 2;
+  static constexpr int kWords = 3;
   int64_t word(const at::Tensor& t, bool zipped) const {
     return static_cast<int64_t>(t.nbytes()) << 2 | (zipped ? static_cast<int64_t>(design_) : 0);
   }
@@ -99,6 +107,7 @@ class Announcement {
 
   const Place& place_;
   Design design_;
+  int64_t use_;
   at::Tensor told_, heard_;
   c10::intrusive_ptr<c10d::Work> work_;
 };
@@ -144,7 +153,7 @@ std::vector<at::Tensor> exchange(const Place& place, const Tensors& inputs, cons
       ahead.received[r] = static_cast<int64_t>(forecast.bytes(Way::from, r, options, outputs[r].numel()));
     if (r != rank) traffic->raw_bytes += outputs[r].nbytes();
   }
-  Announcement announcement(place, inputs, send_zipped, pair.design, ahead.sent);
+  Announcement announcement(place, inputs, send_zipped, pair, ahead.sent);
   const Frames frames = encode_some(engine, inputs, send_zipped, options);
   traffic->encode += watch.lap();
   announcement.compare(outputs, receive_zipped, options, &ahead.received);
@@ -166,7 +175,9 @@ std::vector<at::Tensor> exchange(const Place& place, const Tensors& inputs, cons
   }
 
   // Sizes: sent ones, then received ones. On CUDA the exchange below is enqueued, and runs, while the host learns them.
-  // On the CPU they come with what is sent ahead.
+  // On the CPU they come with what is sent ahead, and the use has been compared.
+  const int64_t use = inputs[0].is_cpu() ? 0 : static_cast<int64_t>(pair.use) << kUseShift;
+  if (use != 0) frames.sizes.add_(use);
   Engine::Reading learn_sizes;
   if (!two || !inputs[0].is_cpu()) learn_sizes = begin_all_to_all_words(place, frames.sizes);
 
@@ -189,11 +200,15 @@ std::vector<at::Tensor> exchange(const Place& place, const Tensors& inputs, cons
     traffic->transfer += watch.lap();
   }
 
-  const std::vector<int64_t> sizes =
+  std::vector<int64_t> sizes =
       learn_sizes ? learn_sizes() : sizes_in_headers(frames.sizes, slots, outputs, ahead.received, options);
   traffic->sizes += watch.lap();
-  for (int r = 0; r < world; ++r)
+  for (int r = 0; r < world; ++r) {
+    sizes[r] -= use;
+    sizes[world + r] ^= use;
+    if (use != 0 && receive_zipped[r] && sizes[world + r] >> kUseShift != 0) throw differing_use(place, r);
     if (receive_zipped[r]) check_frame_size(sizes[world + r], options, outputs[r].numel(), r, place.what);
+  }
 
   // Design 1: everything. Design 2: what the forecasts fell short of.
   for (int r = 0; r < world; ++r) {

@@ -26,6 +26,7 @@ struct PairOptions {
   FrameOptions frame;
   Design design = Design::two;
   uint64_t min_bytes = 0;  // messages with fewer raw bytes are not zipped
+  uint16_t use = 0;        // what receivers do with the values: sums differ by it; compared where messages are zipped
   static constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();  // on all ranks alike
 };
 

@@ -2,6 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <cstring>
+
 #include "collectives/all_gather.h"
 
 namespace zipccl {
@@ -17,12 +19,20 @@ at::ScalarType wire_type(at::ScalarType input, const ReduceOptions& reduce) {
   return reduce.wire_dtype.value_or(input);
 }
 
+// Alike for reductions whose sums are alike, never 0.
+uint16_t use_of(const ReduceOptions& reduce) {
+  uint32_t factor;
+  std::memcpy(&factor, &reduce.premultiply, sizeof factor);
+  return static_cast<uint16_t>(1 | (reduce.average ? 2 : 0) | (factor ^ factor >> 16) << 2);
+}
+
 // Sums what the ranks have for this one into `output` (contiguous, fp32, bf16 or fp16).
 Traffic sum_shards(const Place& place, const std::vector<at::Tensor>& wire, at::Tensor output, const PairOptions& pair,
                    const ReduceOptions& reduce) {
   const int world = place.world(), rank = place.rank();
   Traffic traffic;
   PairOptions options = pair;
+  options.use = use_of(reduce);
   options.frame.dtype = dtype_of(wire[0].scalar_type());
   options.frame = place.frames(options.frame);
   // A code that does not make this dtype smaller would only copy it.

@@ -62,15 +62,12 @@ void Messages::all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tens
 }
 
 void Messages::between_some(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const {
-  auto empty = [](const at::Tensor& t) { return t.numel() == 0; };
-  if (std::all_of(sends.begin(), sends.end(), empty) && std::all_of(receives.begin(), receives.end(), empty)) return;
-  if (!sends[0].is_cpu()) return all_to_all(std::move(receives), std::move(sends));  // a group of sends and receives
   std::vector<Pairs::Parcel> to, from;
   for (int r = 0; r < world(); ++r) {
     to.push_back({r, sends[r]});
     from.push_back({r, receives[r]});
   }
-  Pairs(inner_, timeout_).begin(to, from, at::kCPU).wait();
+  Pairs(inner_, timeout_).begin(to, from, sends[0].device()).wait();
 }
 
 void Messages::all_to_all_words(at::Tensor out, at::Tensor in) const {

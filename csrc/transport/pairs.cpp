@@ -47,14 +47,25 @@ Pairs::Exchange Pairs::begin(const std::vector<Parcel>& sends, const std::vector
     }
     return exchange;
   }
-  const at::Tensor nothing = at::empty({0}, at::TensorOptions(at::kByte).device(device));
-  std::vector<at::Tensor> in(world(), nothing), out(world(), nothing);
-  for (const Parcel& p : sends) in[p.rank] = p.bytes;
-  for (const Parcel& p : receives) out[p.rank] = p.bytes;
-  c10d::AllToAllOptions options;
-  options.timeout = timeout_;
-  options.asyncOp = true;
-  if (auto work = inner_->alltoall(out, in, options)) exchange.works_.push_back(std::move(work));
+  // Not as an all-to-all: there torch sends empty messages too, which ranks without a part would leave behind.
+  inner_->startCoalescing();
+  try {
+    for (const Parcel& p : receives) {
+      std::vector<at::Tensor> one{p.bytes};
+      if (p.bytes.numel() > 0) inner_->recv(one, p.rank, 0);
+    }
+    for (const Parcel& p : sends) {
+      std::vector<at::Tensor> one{p.bytes};
+      if (p.bytes.numel() > 0) inner_->send(one, p.rank, 0);
+    }
+  } catch (...) {
+    try {
+      inner_->endCoalescing();
+    } catch (const std::exception&) {  // the first error tells more
+    }
+    throw;
+  }
+  if (auto work = inner_->endCoalescing()) exchange.works_.push_back(std::move(work));
   return exchange;
 }
 
