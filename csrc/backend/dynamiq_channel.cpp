@@ -5,11 +5,13 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "backend/perform.h"
 #include "collectives/error.h"
 #include "collectives/place.h"
 #include "collectives/quantizing.h"
+#include "collectives/same_call.h"
 #include "collectives/torch_threads.h"
 
 namespace zipccl {
@@ -47,10 +49,36 @@ void sum_raw(c10d::Backend& backend, const at::Tensor& t) {
 uint64_t raw_bytes(const at::Tensor& t, double ranks) {
   return static_cast<uint64_t>(2 * (ranks - 1) / ranks * static_cast<double>(t.nbytes()));
 }
+
+// What ranks compare of a call (same_call.h): all that the sizes of its messages follow from. Nothing on CUDA, where
+// NCCL takes care of itself.
+template <typename... Words>
+std::string words_of(at::Device device, const char* op, int64_t values, const Words&... more) {
+  if (!device.is_cpu()) return {};
+  std::ostringstream text;
+  text.precision(9);  // tells all floats apart
+  text << "op=" << op << " values=" << values;
+  (text << ... << more);
+  return text.str();
+}
+
+std::string words_of(const DynamiqChannel::Options& o) {
+  std::ostringstream text;
+  text.precision(9);
+  text << " bits=" << o.bits << " widths=" << (o.widths == quantizer::Widths::fine ? "fine" : "paper")
+       << " topology=" << (o.topology ? topology_name(*o.topology) : "auto") << " by_node=" << o.by_node
+       << " node_size=" << o.node_size << " block_bytes=" << o.block_bytes;
+  return text.str();
+}
 }  // namespace
 
-DynamiqChannel::Job DynamiqChannel::named(std::string what, Job job) {
-  return [what = std::move(what), job = std::move(job)](Lane& lane) { naming(what, [&] { job(lane); }); };
+DynamiqChannel::Job DynamiqChannel::compared(std::string what, std::string words, Job job) {
+  return [what = std::move(what), words = std::move(words), job = std::move(job)](Lane& lane) {
+    naming(what, [&] {
+      if (!words.empty()) check_same_call({*lane.engine, lane.pairs, what}, words);
+      job(lane);
+    });
+  };
 }
 
 DynamiqChannel::DynamiqChannel(int rank, int size, BackendPtr cpu, BackendPtr cuda)
@@ -62,9 +90,9 @@ DynamiqChannel::~DynamiqChannel() {
   if (worker_) worker_->stop(kStopPatience);
 }
 
-std::string DynamiqChannel::describe(const char* op, const at::Tensor& t) const {
+std::string DynamiqChannel::describe(const char* op, int64_t values) const {
   return std::string("zipccl dynamiq ") + op + " (rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
-         ", " + std::to_string(t.numel()) + " values)";
+         ", " + std::to_string(values) + " values)";
 }
 
 // ---- The way a tensor goes ------------------------------------------------------------------------------------
@@ -106,9 +134,10 @@ DynamiqOptions DynamiqChannel::resolve(Lane& lane, at::Device device, int64_t co
 HopChoice DynamiqChannel::choose(at::Device device, int64_t count, int64_t itemsize, const Options& options) {
   auto choice = std::make_shared<HopChoice>();
   at::Tensor nothing = at::empty({0}, at::TensorOptions(at::kFloat).device(device));
-  run([=](Lane& lane) { *choice = choose_on(lane, device, count, itemsize, options, "zipccl dynamiq"); }, nothing, {},
-      /*async=*/false)
-      ->waitAndThrow();
+  const std::string what = describe("explain", count);
+  Job job = [=](Lane& lane) { *choice = choose_on(lane, device, count, itemsize, options, what); };
+  const std::string words = words_of(device, "explain", count, " itemsize=", itemsize, words_of(options));
+  run(compared(what, words, std::move(job)), nothing, {}, /*async=*/false)->waitAndThrow();
   return *choice;
 }
 
@@ -121,7 +150,13 @@ DynamiqChannel::FuturePtr DynamiqChannel::all_reduce(const AllReduce& call, cons
   std::vector<at::Tensor> used = call.exempt;
   used.push_back(call.tensor);
   if (call.residual.defined()) used.push_back(call.residual);
-  auto job = [call, options, stats = state_.get(), what = describe("all_reduce", call.tensor)](Lane& lane) {
+  const std::string what = describe("all_reduce", call.tensor.numel());
+  int64_t exempted = 0;
+  for (const at::Tensor& t : call.exempt) exempted += t.numel();
+  const std::string words =
+      words_of(call.tensor.device(), "all_reduce", call.tensor.numel(), " dtype=", call.tensor.scalar_type(),
+               " exempt=", exempted, " residual=", call.residual.defined(), " scale=", call.scale, words_of(options));
+  auto job = [call, options, what, stats = state_.get()](Lane& lane) {
     const int ranks = lane.pairs.world();
     if (ranks > 1 && call.tensor.numel() < kFewestPacked * ranks) {
       at::Tensor sum = call.tensor.to(at::kFloat);
@@ -158,7 +193,7 @@ DynamiqChannel::FuturePtr DynamiqChannel::all_reduce(const AllReduce& call, cons
       at += t.numel();
     }
   };
-  return run(named(describe("all_reduce", call.tensor), std::move(job)), call.tensor, used, call.async);
+  return run(compared(what, words, std::move(job)), call.tensor, used, call.async);
 }
 
 DynamiqChannel::FuturePtr DynamiqChannel::all_reduce_raw(const at::Tensor& tensor, float scale, bool async) {
@@ -167,7 +202,9 @@ DynamiqChannel::FuturePtr DynamiqChannel::all_reduce_raw(const at::Tensor& tenso
     sum_raw(*lane.backend, tensor);
     stats->stats.add_raw("all_reduce", raw_bytes(tensor, lane.pairs.world()));
   };
-  return run(named(describe("all_reduce", tensor), std::move(job)), tensor, {tensor}, async);
+  const std::string words =
+      words_of(tensor.device(), "all_reduce_raw", tensor.numel(), " dtype=", tensor.scalar_type(), " scale=", scale);
+  return run(compared(describe("all_reduce", tensor.numel()), words, std::move(job)), tensor, {tensor}, async);
 }
 
 DynamiqChannel::FuturePtr DynamiqChannel::reduce_scatter(const at::Tensor& input, const at::Tensor& out, float scale,
@@ -177,7 +214,11 @@ DynamiqChannel::FuturePtr DynamiqChannel::reduce_scatter(const at::Tensor& input
     TORCH_CHECK_TYPE(can_quantize(t->scalar_type()), "zipccl: DynamiQ takes float32, bfloat16 and float16, not ",
                      t->scalar_type());
   }
-  auto job = [=, stats = state_.get(), what = describe("reduce_scatter", input)](Lane& lane) {
+  const std::string what = describe("reduce_scatter", input.numel());
+  const std::string words =
+      words_of(input.device(), "reduce_scatter", input.numel(), " of_each=", out.numel(),
+               " dtype=", input.scalar_type(), " to=", out.scalar_type(), " scale=", scale, words_of(options));
+  auto job = [=, stats = state_.get()](Lane& lane) {
     const int ranks = lane.pairs.world();
     if (ranks > 1 && out.numel() < kFewestPacked && input.numel() == out.numel() * ranks) {
       at::Tensor sum = input.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
@@ -193,7 +234,7 @@ DynamiqChannel::FuturePtr DynamiqChannel::reduce_scatter(const at::Tensor& input
     stats->stats.add_zipped("reduce_scatter",
                             dynamiq_reduce_scatter({*lane.engine, lane.pairs, what}, o, key, input, out, scale));
   };
-  return run(named(describe("reduce_scatter", input), std::move(job)), out, {input, out}, /*async=*/false);
+  return run(compared(what, words, std::move(job)), out, {input, out}, /*async=*/false);
 }
 
 // ---- Doing them -----------------------------------------------------------------------------------------------

@@ -81,12 +81,13 @@ class DynamiqChannel {
                                 const std::string& what);
   static HopChoice choose_on(Lane& lane, at::Device device, int64_t count, int64_t itemsize, const Options& options,
                              const std::string& what);
+  // The job, once ranks have compared the words of their calls (none: they do not). What it throws says which call it
+  // was.
+  static Job compared(std::string what, std::string words, Job job);
   // Does the job in its turn; the future's value is `result`. used: what a CUDA job touches.
-  // What it throws says which call it was.
-  static Job named(std::string what, Job job);
   FuturePtr run(Job job, const at::Tensor& result, const std::vector<at::Tensor>& used, bool async);
   FuturePtr run_cuda(const Job& job, const at::Tensor& result, const std::vector<at::Tensor>& used, bool async);
-  std::string describe(const char* op, const at::Tensor& t) const;
+  std::string describe(const char* op, int64_t values) const;
 
   int rank_, size_;
   BackendPtr cuda_;

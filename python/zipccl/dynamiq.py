@@ -409,7 +409,8 @@ def all_reduce(tensor: torch.Tensor, state: DynamiQState, op: Any = dist.ReduceO
     Raises:
         TypeError: another dtype.
         ValueError: another reduction.
-        RuntimeError: a peer is gone, or the operation timed out.
+        RuntimeError: a peer is gone, the operation timed out, or, of CPU tensors, another rank makes another call
+            (size, dtype, ``op``, options): then on every rank, with nothing changed, and calls can go on.
     """
     if tensor.dtype not in DTYPES:
         raise TypeError(f"DynamiQ takes float32, bfloat16 and float16, not {tensor.dtype}")
