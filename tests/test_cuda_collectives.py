@@ -274,8 +274,9 @@ def check_memory_formats(rank, mode, who):
                 if out.stride() != expected.stride() or not same_bits(out, expected):
                     wrong.add(number)
     assert not wrong, wrong
-    dist.reduce_scatter(out := image(9, 2), [image(rank + 7 * r, 2) for r in range(world)])
-    assert torch.equal(out, sum(image(r + 7 * rank, 2) for r in range(world)))  # by value; NCCL leaves garbage here
+    if mode == "zip":  # by value; what torch's NCCL makes of this is no sum at all
+        dist.reduce_scatter(out := image(9, 2), [image(rank + 7 * r, 2) for r in range(world)])
+        assert torch.equal(out, sum(image(r + 7 * rank, 2) for r in range(world)))
     torch.cuda.synchronize()
     dist.barrier()
     return zipccl.stats()

@@ -7,6 +7,7 @@ its own and all of them are made at once, each on a thread and a stream of its o
 
 import concurrent.futures
 import datetime
+import functools
 import os
 import signal
 import time
@@ -40,37 +41,33 @@ WALL = 100  # of a whole test
 ENV = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # else streams share queues, and one that is stuck blocks others
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # more streams than that share queues, and one that is stuck blocks others
 }
 # Sizes travel over gloo where that is measured to be faster, and over NCCL where there is nothing else.
 SIZES_BY = pytest.mark.parametrize("inner", [None, "cuda:nccl"], ids=["sizes by the faster", "sizes by NCCL"])
 
 
-def reserve(where) -> None:
-    """Leaves memory for later calls with the allocators: more of it may have to wait for a GPU that waits for others.
-
-    Of the streams that `outcome` will use and of those that groups use.
-    """
-    for priority in (0, -1):
-        for _ in range(32):
-            with torch.cuda.stream(torch.cuda.Stream(where, priority=priority)):
-                _blocks = [torch.empty(1 << 20, dtype=torch.uint8, device=where) for _ in range(12)]
-    for size in (64, 4 << 10, COUNT * 2, COUNT * 8):
-        _pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(32)]
+@functools.cache
+def stream_of(group, where) -> torch.cuda.Stream:
+    """A stream with memory for later calls: more of it may have to wait for a GPU that waits for others."""
+    stream = torch.cuda.Stream(where, priority=-1)
+    with torch.cuda.stream(stream):
+        _blocks = [torch.empty(1 << 20, dtype=torch.uint8, device=where) for _ in range(16)]
+    return stream
 
 
-def start(inner=None) -> tuple[torch.device, list[tuple]]:
+def start(inner=None, cases=CASES) -> tuple[torch.device, list[tuple]]:
     """This rank's device, and a group that has made its first call for each case."""
     where = ranks.device("cuda")
-    reserve(where)
+    sizes = (64, COUNT * 2, COUNT * 8) * 32
+    _pinned = [torch.empty(n, dtype=torch.uint8, pin_memory=True) for n in sizes]  # as for streams
     ranks.init("zipccl", timeout=60, pg_options=zipccl.Options(**ZIP, inner=inner))
     groups = []
-    for call, design in CASES:
+    for call, design in cases:
         options = zipccl.Options(**ZIP, inner=inner, all_to_all_design=design, checksum=True)
         group = dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT), pg_options=options)
         assert outcome(call, group, where)[0] is None
         groups.append((call, group))
-    # So that all memory is there: taking more may wait for a GPU that waits for others.
     assert not any(text for text, _ in at_once(lambda call, group: outcome(call, group, where), groups))
     torch.cuda.synchronize()
     return where, groups
@@ -81,7 +78,7 @@ def outcome(call, group, where, count=COUNT) -> tuple[str | None, float]:
 
     A wrong result is an AssertionError.
     """
-    with torch.cuda.device(where), torch.cuda.stream(torch.cuda.Stream(where, priority=-1)):
+    with torch.cuda.device(where), torch.cuda.stream(stream_of(group, where)):
         began = time.monotonic()
         try:
             _, pairs = call(count, group, device=where)
@@ -105,10 +102,10 @@ def at_once(work, groups) -> list:
         return [future.result() for future in [pool.submit(work, *pair) for pair in groups]]
 
 
-def check_outcomes(results, all_notice: bool) -> None:
+def check_outcomes(results, all_notice: bool, cases=CASES) -> None:
     """results: of each rank (None: it is gone) for each case a text, or None, and seconds."""
     survivors = [rank for rank, outcomes in enumerate(results) if outcomes]
-    for case, (call, design) in enumerate(CASES):
+    for case, (call, design) in enumerate(cases):
         told = [rank for rank in survivors if results[rank][case][0]]
         for rank in told:
             check_report(results[rank][case][0], call, rank, len(results))
@@ -121,8 +118,8 @@ def check_outcomes(results, all_notice: bool) -> None:
 # ---- a rank is killed ------------------------------------------------------------------------------------------
 
 
-def survive(rank, inner):
-    where, groups = start(inner)
+def survive(rank, inner, cases):
+    where, groups = start(inner, cases)
 
     def call_on(call, group):
         ends = time.monotonic() + 2 * TIMEOUT
@@ -146,8 +143,10 @@ def survive(rank, inner):
 
 
 @SIZES_BY
-def test_a_rank_is_killed(inner):
-    check_outcomes(ranks.run(survive, 3, inner, timeout=WALL, env=ENV, killed=(2,)), all_notice=True)
+@pytest.mark.parametrize("cases", [CASES[:5], CASES[5:]], ids=["some", "others"])  # few streams: see ENV
+def test_a_rank_is_killed(inner, cases):
+    results = ranks.run(survive, 3, inner, cases, timeout=WALL, env=ENV, killed=(2,))
+    check_outcomes(results, all_notice=True, cases=cases)
 
 
 # ---- a rank never comes ----------------------------------------------------------------------------------------
