@@ -178,6 +178,15 @@ def test_the_environment_names_an_instruction_set(isa):
     assert done.stdout.strip() == isa, done.stderr
 
 
+@pytest.mark.parametrize("isa", ["avx1024", ""])
+def test_the_environment_names_no_instruction_set(isa):
+    command = [sys.executable, "-c", "import zipccl"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"ZIPCCL_ISA": isa})
+    known = tuple(sorted(_C.isas()))
+    assert done.returncode == 1
+    assert f"ValueError: ZIPCCL_ISA must be one of {known} on this processor, not {isa!r}" in done.stderr
+
+
 def test_public_interface():
     t = normal(3000)
     frame = zipccl.compress(t)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from zipccl import _C
+
+_isa = os.environ.get("ZIPCCL_ISA")
+if _isa is not None and _isa not in _C.isas():
+    raise ValueError(f"ZIPCCL_ISA must be one of {tuple(sorted(_C.isas()))} on this processor, not {_isa!r}")
 
 
 def compress(
