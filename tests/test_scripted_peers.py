@@ -90,6 +90,19 @@ def test_a_damaged_frame_names_operation_rank_and_cause(how, cause):
     assert same_bits(gather(inner), torch.cat([shard(0), shard(1)]))  # the group lives on
 
 
+@pytest.mark.parametrize(
+    "how, holds",
+    [("another count", f"{COUNT - 1} values of BFloat16"), ("another dtype", f"{COUNT // 4} values of Float")],
+)
+def test_another_frame_than_expected_names_both_sizes(how, holds):
+    inner = Inner()
+    script(inner, [frame_of(shard(0)), damaged(how)])
+    with pytest.raises(zipccl.FrameError, match=rf"frame from rank 1: .*: {holds}, not {COUNT} of BFloat16$"):
+        gather(inner)
+    with pytest.raises(zipccl.FrameError, match=rf"frame from the caller: .*: {holds}, not {COUNT} of BFloat16$"):
+        zipccl._C.sum_into([frame_of(shard(0)), damaged(how)], torch.empty(COUNT, dtype=torch.bfloat16))
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(zipccl._C.cuda_version is None, reason="needs a build with CUDA")
 @DAMAGE

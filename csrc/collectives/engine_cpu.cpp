@@ -36,6 +36,16 @@ constexpr TypeRow kTypes[] = {
     {at::kUInt64, DType::u64},
 };
 
+// Throws for a frame that could not be decoded; what it holds instead can be told here, where its header is at hand.
+void refuse(Status status, const at::Tensor& frame, DType dtype, int64_t count, const std::string& what) {
+  FrameInfo info;
+  if (status != Status::unexpected || read_header(frame.const_data_ptr(), frame.numel(), &info) != Status::ok)
+    return check(status, what);
+  throw FrameError(what + ": " + status_text(status) + ": " + std::to_string(info.count) + " values of " +
+                   toString(scalar_type(info.dtype)) + ", not " + std::to_string(count) + " of " +
+                   toString(scalar_type(dtype)));
+}
+
 class CpuEngine : public Engine {
  public:
   explicit CpuEngine(ScratchPool pool) : pool_(std::move(pool)) {}
@@ -58,7 +68,7 @@ class CpuEngine : public Engine {
     for (const Decode& job : jobs) {
       Status s = zipccl::decode(job.frame.const_data_ptr(), job.frame.numel(), options.dtype, job.dst.numel(),
                                 job.dst.mutable_data_ptr(), Isa::best, torch_threads(job.dst.nbytes()));
-      if (s != Status::ok) check(s, what + ": frame from " + job.from);
+      if (s != Status::ok) refuse(s, job.frame, options.dtype, job.dst.numel(), what + ": frame from " + job.from);
     }
   }
 
@@ -70,7 +80,9 @@ class CpuEngine : public Engine {
     int bad;
     Status s = zipccl::decode_sum(inputs.data(), static_cast<int>(inputs.size()), dst.numel(), options,
                                   dst.mutable_data_ptr(), &bad, Isa::best, torch_threads(dst.nbytes() * inputs.size()));
-    if (s != Status::ok) check(s, what + (bad >= 0 ? ": frame from " + addends[bad].from : std::string()));
+    if (s == Status::ok) return;
+    if (bad < 0) check(s, what);
+    refuse(s, addends[bad].data, options.in, dst.numel(), what + ": frame from " + addends[bad].from);
   }
 
   std::vector<int64_t> to_host(const at::Tensor& values) override {
