@@ -47,9 +47,11 @@ def text(args: argparse.Namespace, cluster: launch.Cluster, results: Results, co
 
 
 def table(runs: dict[str, dict], steps: int) -> list[str]:
+    last = min(steps, 10)
+    mean = f"mean loss, steps {steps - last + 1} to {steps}"
     rows: list[tuple[str, dict[str, str]]] = [
         ("final loss (rank 0)", {name: f"{run['losses'][-1]:.6f}" for name, run in runs.items()}),
-        ("mean loss of the last 10 steps", {name: f"{fmean(run['losses'][-10:]):.6f}" for name, run in runs.items()}),
+        (mean, {name: f"{fmean(run['losses'][-last:]):.6f}" for name, run in runs.items()}),
         ("time per step, median", {name: f"{run['ms_per_step']:.1f} ms" for name, run in runs.items()}),
     ]
     if "zipccl" in runs:

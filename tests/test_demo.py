@@ -71,7 +71,18 @@ def test_the_output_says_what_happened(demo):
     assert "All 12 losses (6 steps x 2 ranks) are bit-identical in both runs." in output
     assert "step 6/6" in output
     assert f"{facts['runs']['zipccl']['0']['losses'][-1]:.6f}" in output
+    assert "mean loss, steps 1 to 6 " in output
     assert {"date", "command", "device", "zipccl", "torch", "python", "ranks", "seed"} <= facts.keys()
+
+
+def test_the_mean_is_of_the_steps_it_names(demo):
+    _, facts, _ = demo
+    run = facts["runs"]["zipccl"]["0"]
+    for steps, first in ((1, 1), (10, 1), (25, 16)):
+        losses = [float(step) for step in range(1, steps + 1)]
+        (row,) = [line for line in report.table({"zipccl": run | {"losses": losses}}, steps) if "mean loss" in line]
+        assert row.startswith(f"mean loss, steps {first} to {steps} ")
+        assert float(row.split()[-1]) == (first + steps) / 2
 
 
 def test_dump_holds_training_tensors(demo):
