@@ -3,10 +3,12 @@
 // Data layout     plain values, in the bucket's places or part by part; packed parts: layout.h
 // Thread mapping  a warp and a slot, 8 coordinates to a lane (device.cuh). A warp takes up to 32 slots that follow each
 //                 other in their parts: first each lane works out one slot's super-group, width, place and random
-//                 keys, which go to shared memory; then the warp does the slots one by one. Slots of a part are sorted
-//                 by width, so that warps seldom change the width they are compiled for.
+//                 keys, and the steps of its 16 groups where there is one packed input, which go to shared memory;
+//                 then the warp does the slots one by one. Slots of a part are sorted by width, so that warps seldom
+//                 change the width they are compiled for.
 // Bytes moved     per coordinate: each plain input and output once (2 or 4), each packed one once (bits / 8)
 #include <algorithm>
+#include <cmath>
 
 #include "quantizer/arguments.h"
 #include "quantizer/launch.cuh"
@@ -18,7 +20,6 @@ namespace cuda {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kPackBlocks = 4, kUnpackBlocks = 6;  // on a multiprocessor at a time
 constexpr uint32_t kWarps = kThreads / kWarp;
 
 struct Launch {
@@ -74,6 +75,13 @@ __device__ __forceinline__ uint64_t place_in(const Values& v, uint64_t in_run, u
 
 // Plain input: none, of one dtype, of one of the two 16-bit dtypes, or any of these.
 enum class X { none, f32, half, any };
+
+// Packed inputs: none, one (fine widths alone; its steps are worked out beforehand, like a Task), or any number.
+enum class In { none, one, any };
+constexpr uint32_t kStepStride = kGroups + 1;  // from slot to slot: lanes that write at the same time, to other banks
+
+// Blocks that a multiprocessor is to hold at a time.
+constexpr uint32_t resident(bool pack) { return pack ? 4 : 6; }
 
 // in_run: the slot's number in the run.
 template <Widths kWidths, bool kPack>
@@ -169,6 +177,18 @@ __device__ __forceinline__ void with_width(uint32_t width, F f) {
   }
 }
 
+// Adds the values of a slot's codes to y. step(): of the lane's group, asked for when the codes are on their way.
+template <typename Step>
+__device__ __forceinline__ void add_levels(const Task& t, const uint8_t* part, uint32_t lane, float (&y)[kLaneValues],
+                                           Step step) {
+  float level[kLaneValues];
+  with_width<Widths::fine>(t.width,
+                           [&](auto width) { fine_levels<decltype(width)::value>(part + t.codes, lane, level); });
+  const float s = step();
+#pragma unroll
+  for (uint32_t i = 0; i < kLaneValues; ++i) y[i] = mul_add(level[i], s, y[i]);
+}
+
 // Adds the slot of one packed input to y; run: the input's bytes.
 template <Widths kWidths>
 __device__ __forceinline__ void add_packed(const Launch& p, const Task& t, const PaperTables* tables,
@@ -177,11 +197,7 @@ __device__ __forceinline__ void add_packed(const Launch& p, const Task& t, const
   if constexpr (kWidths == Widths::fine) {
     FineScales scales;
     scales.load(p.scales, t.slot, part, lane);
-    float level[kLaneValues];
-    with_width<kWidths>(t.width, [&](auto width) { fine_levels<decltype(width)::value>(part + t.codes, lane, level); });
-    const float signed_step = scales.signed_step(t.width, lane);
-#pragma unroll
-    for (uint32_t i = 0; i < kLaneValues; ++i) y[i] = mul_add(level[i], signed_step, y[i]);
+    add_levels(t, part, lane, y, [&] { return scales.step(t.width, lane); });
   } else {
     with_width<kWidths>(t.width, [&](auto width) {
       PaperInput<decltype(width)::value> input;
@@ -199,15 +215,12 @@ __device__ __forceinline__ void clear_missing(const Task& t, uint32_t lane, floa
     if (lane * kLaneValues + i >= t.n) y[i] = 0;
 }
 
-template <Widths kWidths>
-__device__ __forceinline__ void write_values(const Launch& p, const Task& t, uint32_t lane, float (&y)[kLaneValues]) {
-  if (kWidths == Widths::paper && p.out.means != 0) {
-    add_mean(p.out.means, t.paper.mean, false, y);
-    clear_missing(t, lane, y);
-  }
+// nan: whether there may be one among y.
+__device__ __forceinline__ void write_values(const Launch& p, const Task& t, uint32_t lane,
+                                             const float (&y)[kLaneValues], bool nan) {
   const uint32_t n = p.out.place == Place::bucket ? t.n : kSuperGroup;
   uint8_t* values = static_cast<uint8_t*>(const_cast<void*>(p.out.data)) + t.out_at;
-  store_values(values, p.out.dtype, n, p.out_vector, lane, y);
+  store_values(values, p.out.dtype, n, p.out_vector, lane, y, nan);
 }
 
 // The slot's codes and scales.
@@ -257,14 +270,22 @@ __device__ __forceinline__ void read_x(const Launch& p, const Task& t, uint32_t 
   if (kWidths == Widths::paper && p.x.means != 0) add_mean(p.x.means, t.paper.mean, true, y);
 }
 
-template <Widths kWidths, bool kPack, bool kResidual, X kX>
-__device__ __forceinline__ void do_slot(const Launch& p, const Task& t, const PaperTables* tables,
+// steps: of the slot's groups, In::one alone.
+template <Widths kWidths, bool kPack, bool kResidual, X kX, In kIn>
+__device__ __forceinline__ void do_slot(const Launch& p, const Task& t, const PaperTables* tables, const float* steps,
                                         const FineScaleByte& byte, uint32_t lane) {
   float y[kLaneValues];
   read_x<kWidths, kX>(p, t, lane, y);
-  for (uint32_t i = 0; i < p.packed.n; ++i) {
-    if (i == p.packed.skip) continue;
-    add_packed<kWidths>(p, t, tables, static_cast<const uint8_t*>(p.packed.data) + i * p.packed.stride, lane, y);
+  float step = 0;
+  if constexpr (kIn == In::one) {
+    step = steps[lane / 2];
+    const uint8_t* part = static_cast<const uint8_t*>(p.packed.data) + uint64_t{t.part} * kFrameAlign;
+    add_levels(t, part, lane, y, [&] { return step; });
+  } else if constexpr (kIn == In::any) {
+    for (uint32_t i = 0; i < p.packed.n; ++i) {
+      if (i == p.packed.skip) continue;
+      add_packed<kWidths>(p, t, tables, static_cast<const uint8_t*>(p.packed.data) + i * p.packed.stride, lane, y);
+    }
   }
   if (p.scale != 1) {
 #pragma unroll
@@ -272,7 +293,12 @@ __device__ __forceinline__ void do_slot(const Launch& p, const Task& t, const Pa
   }
   clear_missing(t, lane, y);
   if constexpr (!kPack) {
-    write_values<kWidths>(p, t, lane, y);
+    if (kWidths == Widths::paper && p.out.means != 0) {  // a mean may be NaN, too: before NaN is looked for
+      add_mean(p.out.means, t.paper.mean, false, y);
+      clear_missing(t, lane, y);
+    }
+    // Levels times a step that is a number, times a finite scale that is not 0, are numbers, or infinite.
+    write_values(p, t, lane, y, kIn == In::one && kX == X::none ? step != step : any_nan(y));
     return;
   }
   float kept[kLaneValues];
@@ -290,7 +316,8 @@ __device__ __forceinline__ void do_slot(const Launch& p, const Task& t, const Pa
     add_packed<kWidths>(p, t, tables, p.packed_out, lane, d);
 #pragma unroll
     for (uint32_t i = 0; i < kLaneValues; ++i) kept[i] = sub(kept[i], d[i]);
-    store_values(reinterpret_cast<uint8_t*>(p.residual) + t.out_at, DType::f32, t.n, p.residual_vector, lane, kept);
+    store_values(reinterpret_cast<uint8_t*>(p.residual) + t.out_at, DType::f32, t.n, p.residual_vector, lane, kept,
+                 any_nan(kept));
   }
   if (t.clear != 0) clear_unused<kWidths>(p, t, lane);
 }
@@ -309,50 +336,76 @@ __device__ __forceinline__ const PaperTables* shared_tables() {
   }
 }
 
-template <Widths kWidths, bool kPack, bool kResidual, X kX>
-__global__ void __launch_bounds__(kThreads, kPack ? kPackBlocks : kUnpackBlocks)
-    combine_kernel(const __grid_constant__ Launch p) {
+template <Widths kWidths, bool kPack, bool kResidual, X kX, In kIn>
+__global__ void __launch_bounds__(kThreads, resident(kPack)) combine_kernel(const __grid_constant__ Launch p) {
   __shared__ Task tasks[kWarps][kWarp];
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const PaperTables* tables = shared_tables<kWidths>();
   const uint64_t first = (static_cast<uint64_t>(blockIdx.x) * kWarps + warp) * p.batch;
   if (first >= p.slots) return;
   const uint32_t n = min(p.batch, p.slots - static_cast<uint32_t>(first));
-  if (lane < n) tasks[warp][lane] = task_of<kWidths, kPack>(p, static_cast<uint32_t>(first) + lane);
+  __shared__ float steps[kIn == In::one ? kWarps : 1][kIn == In::one ? kWarp * kStepStride : 1];
+  if (lane < n) {
+    const Task t = task_of<kWidths, kPack>(p, static_cast<uint32_t>(first) + lane);
+    tasks[warp][lane] = t;
+    if constexpr (kIn == In::one) {
+      const uint8_t* part = static_cast<const uint8_t*>(p.packed.data) + uint64_t{t.part} * kFrameAlign;
+      fine_steps(p.scales, t.slot, part, t.width, steps[warp] + lane * kStepStride);
+    }
+  }
   __syncwarp();
 
   const FineScaleByte byte = fine_scale_byte(p.scales, lane);
 #pragma unroll 1
   for (uint32_t s = 0; s < n; ++s) {
     const Task t = tasks[warp][s];
-    do_slot<kWidths, kPack, kResidual, kX>(p, t, tables, byte, lane);
+    const float* slot_steps = kIn == In::one ? steps[warp] + s * kStepStride : nullptr;
+    do_slot<kWidths, kPack, kResidual, kX, kIn>(p, t, tables, slot_steps, byte, lane);
   }
 }
 
-// Slots per warp: blocks run in rounds, all that the device holds at a time, and the last one is to be full, too.
-Status batch_of(uint64_t slots, uint64_t blocks, uint32_t* batch) {
+// Blocks run in rounds, as many at a time as the device holds; slots are dealt so that the last round is full, too.
+template <Widths kWidths, bool kPack, bool kResidual, X kX, In kIn>
+Status run(Launch p, cudaStream_t stream) {
   int device = 0, processors = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
     return Status::device_error;
-  const uint64_t warps = static_cast<uint64_t>(processors) * blocks * kWarps;
-  const uint64_t rounds = slots < 8 * warps ? 1 : std::max<uint64_t>(2, ceil_div(slots, warps * kWarp));
-  *batch = static_cast<uint32_t>(std::max<uint64_t>(4, ceil_div(slots, warps * rounds)));
-  return Status::ok;
+  const uint64_t warps = static_cast<uint64_t>(processors) * resident(kPack) * kWarps;
+  const uint64_t rounds = p.slots < 8 * warps ? 1 : std::max<uint64_t>(2, ceil_div(p.slots, warps * kWarp));
+  p.batch = static_cast<uint32_t>(std::max<uint64_t>(4, ceil_div(p.slots, warps * rounds)));
+  const uint64_t blocks = ceil_div(p.slots, uint64_t{p.batch} * kWarps);
+  if (blocks > INT32_MAX) return Status::unsupported;
+  combine_kernel<kWidths, kPack, kResidual, kX, kIn><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
+  return launched();
 }
 
+template <Widths kWidths, In kIn>
+Status pack_x(const Launch& p, cudaStream_t stream) {
+  return p.x.dtype == DType::f32 ? run<kWidths, true, false, X::f32, kIn>(p, stream)
+                                 : run<kWidths, true, false, X::half, kIn>(p, stream);
+}
+
+// The kernel for these inputs. What every step of a synchronisation needs has one of its own.
 template <Widths kWidths>
-void launch(const Launch& p, unsigned grid, cudaStream_t stream) {
-  const bool f32 = p.x.dtype == DType::f32;
-  const auto run = [&](auto kernel) { kernel<<<grid, kThreads, 0, stream>>>(p); };
-  if (p.packed_out == nullptr)
-    p.has_x ? run(combine_kernel<kWidths, false, false, X::any>) : run(combine_kernel<kWidths, false, false, X::none>);
-  else if (p.residual != nullptr)
-    run(combine_kernel<kWidths, true, true, X::any>);
-  else if (!p.has_x)
-    run(combine_kernel<kWidths, true, false, X::none>);
-  else
-    f32 ? run(combine_kernel<kWidths, true, false, X::f32>) : run(combine_kernel<kWidths, true, false, X::half>);
+Status launch(const Launch& p, cudaStream_t stream) {
+  constexpr bool kFine = kWidths == Widths::fine;
+  [[maybe_unused]] const bool none = p.packed.n == 0 || (p.packed.n == 1 && p.packed.skip == 0);
+  [[maybe_unused]] const bool one = p.packed.n == 1 && !none;
+  if (p.packed_out == nullptr) {
+    if constexpr (kFine)
+      if (!p.has_x && one && p.scale != 0 && std::isfinite(p.scale))
+        return run<kWidths, false, false, X::none, In::one>(p, stream);
+    return run<kWidths, false, false, X::any, In::any>(p, stream);
+  }
+  if (p.residual != nullptr) return run<kWidths, true, true, X::any, In::any>(p, stream);
+  if constexpr (kFine) {
+    if (p.has_x && none) return pack_x<kWidths, In::none>(p, stream);
+    if (p.has_x && one) return pack_x<kWidths, In::one>(p, stream);
+  } else {
+    if (p.has_x) return pack_x<kWidths, In::any>(p, stream);
+  }
+  return run<kWidths, true, false, X::any, In::any>(p, stream);
 }
 
 }  // namespace
@@ -385,17 +438,7 @@ Status combine(const Shape& shape, const void* plan, const Combine& job, void* s
   p.residual = job.residual;
   p.residual_first = job.residual_first;
   p.residual_vector = whole_vectors(p.layout, shape, {job.residual, DType::f32, Place::bucket, job.residual_first, 0});
-  const Status batched = batch_of(p.slots, p.packed_out != nullptr ? kPackBlocks : kUnpackBlocks, &p.batch);
-  if (batched != Status::ok) return batched;
-
-  const uint64_t blocks = ceil_div(p.slots, uint64_t{p.batch} * kWarps);
-  if (blocks > INT32_MAX) return Status::unsupported;
-  const unsigned grid = static_cast<unsigned>(blocks);
-  if (shape.widths == Widths::fine)
-    launch<Widths::fine>(p, grid, stream);
-  else
-    launch<Widths::paper>(p, grid, stream);
-  return launched();
+  return shape.widths == Widths::fine ? launch<Widths::fine>(p, stream) : launch<Widths::paper>(p, stream);
 }
 
 }  // namespace cuda

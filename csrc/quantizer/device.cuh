@@ -122,11 +122,31 @@ __device__ __forceinline__ uint32_t round_pair_or_nan(float low, float high, DTy
   return l | h << 16;
 }
 
-__device__ __forceinline__ void store_values(void* data, DType dtype, uint32_t n, bool vector, uint32_t lane,
-                                             const float (&v)[kLaneValues]) {
+__device__ __forceinline__ bool any_nan(const float (&v)[kLaneValues]) {
   bool nan = false;
 #pragma unroll
   for (uint32_t i = 0; i < kLaneValues; ++i) nan |= v[i] != v[i];
+  return nan;
+}
+
+// A lane's 32 bytes are a sector. Two lanes swap halves, so that each of the two stores writes whole sectors.
+__device__ __forceinline__ void store_f32(uint4* data, uint32_t lane, const uint32_t (&words)[kLaneValues]) {
+  const bool odd = lane % 2 != 0;
+  uint32_t first[4], second[4];
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t other = __shfl_xor_sync(kFullWarp, odd ? words[i] : words[4 + i], 1);
+    first[i] = odd ? other : words[i];
+    second[i] = odd ? words[4 + i] : other;
+  }
+  uint4* at = data + 2 * lane - odd;
+  at[0] = make_uint4(first[0], first[1], first[2], first[3]);
+  at[2] = make_uint4(second[0], second[1], second[2], second[3]);
+}
+
+// nan: whether there may be one among the values.
+__device__ __forceinline__ void store_values(void* data, DType dtype, uint32_t n, bool vector, uint32_t lane,
+                                             const float (&v)[kLaneValues], bool nan) {
   uint32_t words[kLaneValues];
   if (dtype == DType::f32) {
 #pragma unroll
@@ -145,8 +165,7 @@ __device__ __forceinline__ void store_values(void* data, DType dtype, uint32_t n
   }
   if (vector && n == kSuperGroup) {
     if (dtype == DType::f32) {
-      static_cast<uint4*>(data)[2 * lane] = make_uint4(words[0], words[1], words[2], words[3]);
-      static_cast<uint4*>(data)[2 * lane + 1] = make_uint4(words[4], words[5], words[6], words[7]);
+      store_f32(static_cast<uint4*>(data), lane, words);
     } else {
       static_cast<uint4*>(data)[lane] = make_uint4(words[0], words[1], words[2], words[3]);
     }

@@ -112,6 +112,25 @@ __device__ __forceinline__ void fine_put(uint32_t (&raw)[kLaneValues], uint8_t* 
   }
 }
 
+// What a group's levels are multiplied with; scale: its code. A super-group that is not finite has NaN, so that no
+// branch is needed.
+__device__ __forceinline__ float fine_step(uint32_t scale, uint32_t exponent, uint32_t width, bool reversed) {
+  const float finite = step(half_scale(width == 0 ? 0 : scale, exponent), width);
+  const uint32_t bits = exponent == kNaNExponent ? kNaN : float_bits(finite);
+  return bits_float(width > 1 && reversed ? bits ^ 0x80000000u : bits);
+}
+
+// The steps of a slot's groups, by one lane.
+__device__ __forceinline__ void fine_steps(const ScaleArrays& scales, uint32_t slot, const uint8_t* part,
+                                           uint32_t width, float* steps) {
+  const uint2 codes = *reinterpret_cast<const uint2*>(part + scales.first + slot * 8);
+  const uint32_t directions = *reinterpret_cast<const uint16_t*>(part + scales.second + slot * 2);
+  const uint32_t exponent = part[scales.third + slot];
+#pragma unroll
+  for (uint32_t g = 0; g < kGroups; ++g)
+    steps[g] = fine_step((g < 8 ? codes.x : codes.y) >> 4 * (g % 8) & 15u, exponent, width, (directions >> g & 1) != 0);
+}
+
 // A slot's scales on their way from memory.
 struct FineScales {
   uint32_t scale, directions, exponent;
@@ -122,12 +141,9 @@ struct FineScales {
     exponent = part[scales.third + slot];
   }
 
-  // What levels are multiplied with. A super-group that is not finite has NaN, so that no branch is needed.
-  __device__ __forceinline__ float signed_step(uint32_t width, uint32_t lane) const {
-    const float half = half_scale(width == 0 ? 0 : scale >> 2 * (lane & 2) & 15u, exponent);
-    const float s = exponent == kNaNExponent ? bits_float(kNaN) : step(half, width);
-    const uint32_t reversed = width < 2 ? 0 : directions << (31 - lane / 2) & 0x80000000u;
-    return bits_float(float_bits(s) ^ reversed);
+  // Of the lane's group.
+  __device__ __forceinline__ float step(uint32_t width, uint32_t lane) const {
+    return fine_step(scale >> 2 * (lane & 2) & 15u, exponent, width, (directions >> lane / 2 & 1) != 0);
   }
 };
 

@@ -45,7 +45,8 @@ template <Widths kWidths, DType kDType>
 __global__ void __launch_bounds__(kThreads)
     statistics_kernel(Layout layout, uint64_t super_groups, const void* data, bool vector, void* stats) {
   const uint32_t lane = threadIdx.x % kWarp;
-  const uint64_t first = (static_cast<uint64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp) * kAhead;
+  const uint64_t block = gridDim.x - 1 - blockIdx.x;  // what is read last is still in the cache when packing begins
+  const uint64_t first = (block * (kThreads / kWarp) + threadIdx.x / kWarp) * kAhead;
   RawValues raw[kAhead];
   uint32_t n[kAhead];
 #pragma unroll
