@@ -480,3 +480,25 @@ def begun_before_a_barrier(rank):
 
 def test_a_barrier_waits_for_compressed_calls_as_for_others():
     assert ranks.run(begun_before_a_barrier, 3) == [[True] * 4] * 3
+
+
+def busy_behind_a_barrier(rank):
+    """Rank 1 begins its all-gather only when rank 0, past its own barrier, tells it to."""
+    ranks.init("zipccl", pg_options=zipccl.Options(all_gather="zip", min_bytes=0))
+    word, out = torch.zeros(1), torch.zeros(2000, dtype=BF16)
+    if rank == 1:
+        dist.recv(word, 0)
+    gather = dist.all_gather_into_tensor(out, torch.full((1000,), rank + 1.0, dtype=BF16), async_op=True)
+    barrier = dist.barrier(async_op=True)
+    if rank == 0:
+        assert not barrier.is_completed()
+        dist.send(word, 1)
+    barrier.wait()
+    assert gather.is_completed() and out.sum() == 3000
+    future = dist.barrier(async_op=True).get_future()
+    future.wait()
+    return future.done()
+
+
+def test_an_asynchronous_barrier_lets_the_caller_go_on():
+    assert ranks.run(busy_behind_a_barrier, 2) == [True] * 2

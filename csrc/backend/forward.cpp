@@ -1,6 +1,7 @@
 // Calls that go to an inner backend untouched: its semantics, its errors, its Work.
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "backend/work.h"
 #include "backend/zip_backend.h"
 #include "collectives/error.h"
 
@@ -97,14 +98,26 @@ WorkPtr ZipBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
   return between_two(device_of(tensors), [&](c10d::Backend& b) { return b.recvAnysource(tensors, tag); });
 }
 
+// `forwarded`, done when the calls that the worker has are done, too. A caller who goes on may have more to give to
+// other ranks before those can be.
+WorkPtr ZipBackend::after_own_calls(const WorkPtr& forwarded) {
+  if (!worker_ || stopped_) return forwarded;
+  auto work = c10::make_intrusive<CpuWork>(rank_, forwarded->retrieveOpType(), nullptr, std::vector<at::Tensor>{},
+                                           std::vector<at::Tensor>{});
+  worker_->submit([forwarded] { forwarded->wait(); }, [work](std::exception_ptr error) { work->complete(error); });
+  return work;
+}
+
 // c10d picks a device for a barrier without knowing us: a CPU tensor unless told otherwise. A group that works on CUDA
 // expects NCCL's barrier, which also waits for the GPU; collectives run in the same order on every rank, so last_cuda_
 // is set on all or on none. So does a group that has nothing else.
 WorkPtr ZipBackend::barrier(const c10d::BarrierOptions& opts) {
   const bool asked = !opts.device_ids.empty() || (opts.device && opts.device->is_cuda());
   if (cpu_ && !(cuda_ && (asked || last_cuda_))) {
-    finish_worker();  // gloo's barrier waits for what was begun before it, and some of that is not with gloo yet
-    return backend_for(at::kCPU).barrier(opts);
+    // gloo's barrier waits for what was begun before it, and some of that is not with gloo yet.
+    if (!opts.asyncOp) finish_worker();
+    WorkPtr barrier = backend_for(at::kCPU).barrier(opts);
+    return opts.asyncOp ? after_own_calls(barrier) : barrier;
   }
   c10d::Backend& cuda = backend_for(at::kCUDA);
   c10d::BarrierOptions on_cuda = opts;
@@ -146,7 +159,8 @@ void ZipBackend::setSequenceNumberForGroup() {
 }
 
 uint64_t ZipBackend::getSequenceNumberForGroup() {
-  return (last_cuda_ || !cpu_ ? cuda_ : cpu_)->getSequenceNumberForGroup();
+  if (last_cuda_ || !cpu_) return cuda_->getSequenceNumberForGroup();
+  return cpu_->getSequenceNumberForGroup() + own_cpu_calls_;
 }
 
 #ifdef ZIPCCL_TORCH_HAS_SET_GROUP_UID

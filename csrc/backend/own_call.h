@@ -29,6 +29,14 @@ Patience patience(const Options& opts) {
   return {opts.timeout, opts.asyncOp};
 }
 
+// What profilers show of a call, in the manner of "gloo:all_gather". They keep the pointer.
+inline const char* profile_title(Op op) {
+  constexpr const char* titles[kOpCount] = {"zipccl:all_gather", "zipccl:all_to_all", "zipccl:reduce_scatter",
+                                            "zipccl:all_reduce", "zipccl:broadcast",  "zipccl:scatter",
+                                            "zipccl:gather"};
+  return titles[static_cast<int>(op)];
+}
+
 struct OwnCall {
   Op op;
   c10d::OpType type;

@@ -161,7 +161,8 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
     if (call.received > 0 && at::has_internal_overlap(t) == at::MemOverlap::Yes)
       throw Error(describe(call) + ": several values of the output share one place in memory");
   if (!worker_) worker_ = std::make_unique<Worker>();
-  auto work = c10::make_intrusive<CpuWork>(rank_, call.type, "zipccl", call.inputs, call.outputs);
+  ++own_cpu_calls_;
+  auto work = c10::make_intrusive<CpuWork>(rank_, call.type, profile_title(call.op), call.inputs, call.outputs);
   const bool async = call.patience.async;
   BackendOptions options = options_;
   if (call.only_zipped && options.of(call.op) == Mode::automatic) options.mode[static_cast<int>(call.op)] = Mode::zip;
@@ -231,7 +232,7 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
   TORCH_CHECK(device.is_cpu() && state_->zip,
               "zipccl: this group has nothing that could zip " + device.str() + " tensors");
   if (!worker_) worker_ = std::make_unique<Worker>();
-  auto work = c10::make_intrusive<CpuWork>(rank_, c10d::OpType::UNKNOWN, "zipccl", std::vector<at::Tensor>{},
+  auto work = c10::make_intrusive<CpuWork>(rank_, c10d::OpType::UNKNOWN, nullptr, std::vector<at::Tensor>{},
                                            std::vector<at::Tensor>{});
   auto decision = std::make_shared<Decision>();
   worker_->submit(

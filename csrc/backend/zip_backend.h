@@ -172,6 +172,7 @@ class ZipBackend : public c10d::Backend {
   WorkPtr forward(at::Device device, const RawCall& call);
   WorkPtr between_two(at::Device device, const RawCall& call);
   void finish_worker();  // waits for the calls it was given
+  WorkPtr after_own_calls(const WorkPtr& forwarded);
   // Backends that are there, each once.
   std::vector<BackendPtr> all_inner() const;
 
@@ -179,6 +180,7 @@ class ZipBackend : public c10d::Backend {
   BackendPtr cpu_, cuda_;
   std::shared_ptr<CpuState> state_;
   std::unique_ptr<Worker> worker_;  // started by the first zipped CPU call
+  uint64_t own_cpu_calls_ = 0;      // that cpu_ has not counted
   bool stopped_ = false;
 
   // The last split: c10d asks for it once per device type, with one store.

@@ -185,8 +185,8 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
       if (timed) state.stop(state.stream, traffic);
       std::vector<at::Tensor> kept = call.inputs;
       kept.insert(kept.end(), call.outputs.begin(), call.outputs.end());
-      work = c10::make_intrusive<CudaWork>(rank_, call.type, "zipccl", call.inputs, call.outputs, std::move(kept),
-                                           state.stream, frame_checks_, state.engine->take_statuses(),
+      work = c10::make_intrusive<CudaWork>(rank_, call.type, profile_title(call.op), call.inputs, call.outputs,
+                                           std::move(kept), state.stream, frame_checks_, state.engine->take_statuses(),
                                            options_.checksum, watch);
     } catch (...) {  // no work holds the tensors, which the stream may still use
       for (const auto* list : {&call.inputs, &call.outputs})
