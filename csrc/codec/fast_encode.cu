@@ -88,20 +88,6 @@ __device__ __forceinline__ void store_tile(const SignMantissas& bytes, const Til
   store_bytes(dynamic, space.dynamic, tile_word_dynamic(entry_word(entry)), lane);
 }
 
-// By one warp, between the other two steps.
-__device__ __forceinline__ void place_tiles(const EncodeLaunch& launch, const Group& group, Space* space, int lane) {
-  const TilePlace place = place_tile(group, space->entries[lane], lane);
-  space->unit_begin[lane] = place.unit_begin;
-  space->dynamic_begin[lane] = place.dynamic_begin;
-  wait_for_previous();  // which clears the states
-  publish(group.states, group.index, place.size.all(), lane);
-  store_entries(group, place.entry, lane);
-  const uint64_t begin = look_back<2>(group.states, group.index, place.size.all(), lane);
-  const GroupPlace parts = place_group(group, place.size, begin);
-  if (lane == 0) space->place = parts;
-  store_begin(group, launch.header, begin, place.size, parts, lane);
-}
-
 // Grid: a block for each group.
 __global__ void __launch_bounds__(kThreads, kBlocks) fast_encode_kernel(const __grid_constant__ EncodeLaunch launch) {
   extern __shared__ __align__(16) uint8_t shared[];
@@ -133,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) fast_encode_kernel(const __
     }
   }
   __syncthreads();
-  if (warp == 0) place_tiles(launch, group, space, lane);
+  if (warp == 0) place_tiles<2>(launch, group, space->entries[lane], space, lane);
   __syncthreads();
 #pragma unroll
   for (int r = 0; r < kTilesOfWarp; ++r) {

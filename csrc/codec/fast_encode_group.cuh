@@ -195,6 +195,22 @@ __device__ __forceinline__ void store_begin(const Group& group, const FrameHeade
   }
 }
 
+// Step 2 of the kernels, by one warp, a lane for each tile of that entry. Space: what the kernel keeps of a group.
+template <int kWindows, typename Space>
+__device__ __forceinline__ void place_tiles(const EncodeLaunch& launch, const Group& group, uint32_t entry,
+                                            Space* space, int lane) {
+  const TilePlace place = place_tile(group, entry, lane);
+  space->unit_begin[lane] = place.unit_begin;
+  space->dynamic_begin[lane] = place.dynamic_begin;
+  wait_for_previous();  // which clears the states
+  publish(group.states, group.index, place.size.all(), lane);
+  store_entries(group, place.entry, lane);
+  const uint64_t begin = look_back<kWindows>(group.states, group.index, place.size.all(), lane);
+  const GroupPlace parts = place_group(group, place.size, begin);
+  if (lane == 0) space->place = parts;
+  store_begin(group, launch.header, begin, place.size, parts, lane);
+}
+
 // ---- Bytes ----------------------------------------------------------------------------------------------------
 
 // Copies n bytes of shared memory, src aligned to 4, to any address, by a warp.

@@ -165,20 +165,6 @@ __device__ __forceinline__ void store_tiles(const Group& group, Space* space, in
   }
 }
 
-// By one warp of a team, between the other two steps.
-__device__ __forceinline__ void place_tiles(const EncodeLaunch& launch, const Group& group, Space* space, int lane) {
-  const TilePlace place = place_tile(group, space->tiles[lane].entry, lane);
-  space->unit_begin[lane] = place.unit_begin;
-  space->dynamic_begin[lane] = place.dynamic_begin;
-  wait_for_previous();  // which clears the states
-  publish(group.states, group.index, place.size.all(), lane);
-  store_entries(group, place.entry, lane);
-  const uint64_t begin = look_back<1>(group.states, group.index, place.size.all(), lane);
-  const GroupPlace parts = place_group(group, place.size, begin);
-  if (lane == 0) space->place = parts;
-  store_begin(group, launch.header, begin, place.size, parts, lane);
-}
-
 template <int kTeams>
 __device__ __forceinline__ void encode_group(const EncodeLaunch& launch, uint64_t work, Space* space,
                                              const Team<kTeams>& team) {
@@ -189,7 +175,7 @@ __device__ __forceinline__ void encode_group(const EncodeLaunch& launch, uint64_
     encode_tiles<false>(group, space, team.warp, team.lane);
   }
   team.sync();
-  if (team.warp == 0) place_tiles(launch, group, space, team.lane);
+  if (team.warp == 0) place_tiles<1>(launch, group, space->tiles[team.lane].entry, space, team.lane);
   team.sync();
   store_tiles(group, space, team.warp, team.lane);
 }
