@@ -9,6 +9,7 @@
 // cuda_device.cuh    device functions they share
 // fast_encode.cuh, fast_encode_group.cuh, fast_decode.cuh   those of Code::fast: tiles and groups
 // dense_elements.cuh   those of Code::dense
+// team.cuh           warps that share a group
 // hopper.cuh         what only sm_90 and later have
 //
 // Jobs travel by value in kernel parameters, so a call copies nothing to the device and can be captured in a graph. A

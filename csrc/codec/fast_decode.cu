@@ -1,32 +1,13 @@
 // Code::fast, frame to tensor. The first warp of a team plans, then all of them decode: see fast_decode.cuh.
 #include "codec/fast_decode.cuh"
+#include "codec/team.cuh"
 
 namespace zipccl {
 namespace cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kTeamThreads = kWarps * kWarpSize;
 constexpr int kMostTeams = 4;
 constexpr uint64_t kManyGroups = 4;  // per processor: then there is a whole one for every resident team
-
-// Eight warps of a block that work on the same group. A block has one team, or, where there may be only one block to a
-// multiprocessor, as many as fit.
-template <int kTeams>
-struct Team {
-  int index = kTeams == 1 ? 0 : threadIdx.x / kTeamThreads;
-  int warp = threadIdx.x / kWarpSize % kWarps;
-  int lane = threadIdx.x % kWarpSize;
-
-  __device__ __forceinline__ uint32_t thread() const { return warp * kWarpSize + lane; }
-  __device__ __forceinline__ void sync() const {
-    if (kTeams == 1) {
-      __syncthreads();
-    } else {
-      asm volatile("barrier.sync %0, %1;" ::"r"(index), "n"(kTeamThreads) : "memory");
-    }
-  }
-};
 
 // What a lane reads of a window or raw tile: all of it but dynamic bytes beyond the first 128.
 struct LaneInput {

@@ -10,36 +10,18 @@
 // What keeps the multiprocessors waiting is 2: a group is done when all groups before it are encoded. Small slots let
 // four groups share a multiprocessor, so that some work while others wait.
 #include "codec/fast_encode_group.cuh"
+#include "codec/team.cuh"
 
 namespace zipccl {
 namespace cuda {
 namespace {
 
-constexpr int kWarps = 8;  // of a team
-constexpr int kTeamThreads = kWarps * kWarpSize;
 constexpr int kTeamsOfProcessor = 4;  // with 64 registers a lane, and what a team keeps, for certain
 constexpr uint32_t kSlotBytes = static_cast<uint32_t>(kMaxUnitBytes);
 constexpr uint32_t kPoolBytes = kTiles / kWarps * 352;  // of a warp
 constexpr uint32_t kNoPlace = 0xFFFFFFFFu;
 static_assert(kPoolBytes % 4 == 0 && kSlotBytes % 16 == 0, "copied by words and by 16 bytes");
 static_assert(kSlotBytes >= kTile, "a slot also holds a tile's exponents");
-
-// The warps that work on the same group. A block has one team, or, where there may be only one block to a
-// multiprocessor, as many as fit.
-template <int kTeams>
-struct Team {
-  int index = kTeams == 1 ? 0 : threadIdx.x / kTeamThreads;
-  int warp = threadIdx.x / kWarpSize % kWarps;
-  int lane = threadIdx.x % kWarpSize;
-
-  __device__ __forceinline__ void sync() const {
-    if (kTeams == 1) {
-      __syncthreads();
-    } else {
-      asm volatile("barrier.sync %0, %1;" ::"r"(index), "n"(kTeamThreads) : "memory");
-    }
-  }
-};
 
 struct EncodedTile {
   uint32_t entry;

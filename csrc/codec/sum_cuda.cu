@@ -10,36 +10,17 @@
 
 #include "codec/fast_decode.cuh"
 #include "codec/hopper.cuh"
+#include "codec/team.cuh"
 #include "format/float16.h"
 
 namespace zipccl {
 namespace cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kTeamThreads = kWarps * kWarpSize;
 constexpr int kMostTeams = 3;                 // on a multiprocessor
 constexpr int kRuns = kTile / kWarpSize / 8;  // of 8 values, to a lane
 constexpr int kBatch = 64;                    // inputs whose plans shared memory holds at a time
 constexpr uint64_t kMostBlocks = uint64_t{1} << 31;
-
-// Eight warps of a block that work on the same group. A block has one team, or, where there may be only one block to a
-// multiprocessor, as many as fit.
-template <int kTeams>
-struct Team {
-  int index = kTeams == 1 ? 0 : threadIdx.x / kTeamThreads;
-  int warp = threadIdx.x / kWarpSize % kWarps;
-  int lane = threadIdx.x % kWarpSize;
-
-  __device__ __forceinline__ int thread() const { return warp * kWarpSize + lane; }
-  __device__ __forceinline__ void sync() const {
-    if (kTeams == 1) {
-      __syncthreads();
-    } else {
-      asm volatile("barrier.sync %0, %1;" ::"r"(index), "n"(kTeamThreads) : "memory");
-    }
-  }
-};
 
 // ---- Values ---------------------------------------------------------------------------------------------------
 
