@@ -17,7 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "tsan"
 REPORT = OUT / "report"  # and a dot and a process number
 FLAG = "-fsanitize=thread"
-TESTS = ["tests/test_random_collectives.py", "tests/test_threads.py", "tests/test_faults.py"]
+TESTS = [
+    "tests/test_codec_threads.py",
+    "tests/test_random_collectives.py",
+    "tests/test_threads.py",
+    "tests/test_faults.py",
+]
 # The standard library, not built so either, counts who holds an exception.
 KNOWN = "race:std::__exception_ptr::exception_ptr::_M_release\n"
 CANARY = """

@@ -100,8 +100,8 @@ struct Part {
 };
 
 // Has all groups of a frame encoded, and puts their parts behind each other from parts_begin on. Of the encoder:
-//   void encode_group(g, units, dynamic, part)  to `units` (kUnits bytes, or room(g)), `dynamic` (kDynamic) and *part
-//   uint64_t room(g)                            bytes that encode_group() may write to `units`
+//   void encode_group(g, units, dynamic, part)  to `units` (up to kUnits bytes), `dynamic` (kDynamic) and *part
+//   uint64_t room(g)                            bytes that must be free where its part begins, for `units` to lie there
 //   uint64_t placed_bytes(part)                 what the group takes of the frame
 //   uint8_t* unit_place(g, begin)               where its units belong if its part begins at `begin` of the frame
 //   uint8_t* dynamic_place(part, begin)         its dynamic bytes likewise
