@@ -289,6 +289,24 @@ def test_memory_formats(mode, who):
         assert mode != "zip" or all(s["zipped_calls"] == s["calls"] for s in moved.values()), moved
 
 
+def check_barrier(rank):
+    """A barrier of a group that only made zipped calls is NCCL's, and waits for the GPU."""
+    where, world, count = start(), dist.get_world_size(), 1 << 22
+    out = torch.empty(world * count, dtype=BF16, device=where)
+    for step in range(3):
+        torch.cuda._sleep(50_000_000 if rank == 0 else 0)
+        work = dist.all_gather_into_tensor(out, values(step + rank, count).to(where), async_op=True)
+        dist.barrier()
+        with torch.cuda.stream(torch.cuda.Stream(where)):  # waits for nothing
+            found = out.cpu()
+        work.wait()
+        assert same_bits(found, torch.cat([values(step + r, count) for r in range(world)]))
+
+
+def test_a_barrier_waits_for_zipped_calls():
+    ranks.run(check_barrier, 2, timeout=60)
+
+
 # ---- streams ---------------------------------------------------------------------------------------------------
 
 

@@ -222,6 +222,41 @@ def test_shapes_differ(call, design, other):
             check_report(text, call, rank, 3)
 
 
+def mistaken(rank, design):
+    """Rank 0 splits wrongly in the first of two calls; nobody looks at it before the second is made."""
+    rank, world = start(all_to_all_design=design)
+    works = []
+    for wrong in (True, False):
+        sends = [COUNT] * world
+        if wrong and rank == 0:
+            sends[1] -= 8
+        x = torch.cat([torch.full((sends[r],), 10 * rank + r, dtype=BF16) for r in range(world)])
+        out = torch.empty(COUNT * world, dtype=BF16)
+        works.append((dist.all_to_all_single(out, x, [COUNT] * world, sends, async_op=True), out))
+    truth = torch.cat([torch.full((COUNT,), 10 * r + rank, dtype=BF16) for r in range(world)])
+    texts = []
+    for work, out in works:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            texts.append(str(error))
+        else:
+            texts.append(None)
+            assert rank != 1 and same_bits(out, truth)
+    leave()
+    return texts
+
+
+@pytest.mark.parametrize("design", [1, 2])
+def test_after_a_mistake_no_call_takes_messages_of_another(design):
+    results = ranks.run(mistaken, 3, design, timeout=WALL)
+    assert "rank 0 sends" in results[1][0] and "an earlier call failed on this rank" in results[1][1]
+    for rank in (0, 2):
+        for text in results[rank]:
+            if text:
+                check_report(text, all_to_all, rank, 3)
+
+
 def check_options_at_creation(rank):
     """Every rank is told so at once."""
     began = time.monotonic()

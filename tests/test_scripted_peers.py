@@ -223,6 +223,80 @@ def test_after_a_failed_exchange_a_rank_refuses_to_go_on():
     assert not {"alltoall", "alltoall_base"} & {c.name for c in inner.cuda.take_calls()}
 
 
+LOST = "an earlier call failed on this rank"
+
+
+@pytest.mark.parametrize("where", ["_allgather_base", "allreduce"], ids=["in the call", "agreeing"])
+def test_after_a_call_that_failed_between_its_messages_nothing_more_is_sent(where):
+    """What is left of it on the way would be taken for messages of later calls."""
+    inner = Inner(all_gather="zip" if where != "allreduce" else "auto", min_bytes=0)
+    inner.zip.fail_next(where, "gone")
+    with pytest.raises(zipccl.Error, match="gone"):
+        for _ in range(zipccl._C.trial_calls + 1):
+            gather(inner)
+    inner.take_calls()
+    for _ in range(2):
+        with pytest.raises(zipccl.Error, match=rf"all_gather \(rank 0 of 2.*{LOST}.*make a new group"):
+            gather(inner)
+    with pytest.raises(zipccl.Error, match=LOST):
+        inner.backend.explain("all_gather", torch.device("cpu"), 1 << 20)
+    assert not inner.take_calls()
+
+
+def summed(inner: Inner, bad: int | None, tensors: int = 1, gather: bool = False) -> list[torch.Tensor]:
+    """A reduction of ones with a rank 1 that has ones; of its frames, `bad` is damaged."""
+    ones = torch.ones(COUNT, dtype=torch.bfloat16)
+    of_sums = 1 | 0x3F80 << 2
+    for part in range(tensors):
+        frame = frame_of(ones)
+        if bad == part:
+            frame[0] ^= 1
+        inner.zip.reply("alltoall_base", [torch.tensor([0, 0, 0, 2 * COUNT << 2 | 1, 0, of_sums])])
+        inner.zip.reply("alltoall_base", [torch.tensor([0, frame.numel()])])
+        inner.zip.reply("alltoall_base", [frame])
+    if gather:
+        script(inner, [frame_of(ones + ones)] * 2)
+        inner.backend.allreduce([out := torch.ones(2 * COUNT, dtype=torch.bfloat16)]).wait()
+        return [out]
+    outs = [torch.empty_like(ones) for _ in range(tensors)]
+    options = torch.distributed.ReduceScatterOptions()
+    inner.backend.reduce_scatter(outs, [[ones, ones] for _ in outs], options).wait()
+    return outs
+
+
+@pytest.mark.parametrize(
+    "kind, lives_on",
+    [({"tensors": 1}, True), ({"tensors": 2}, False), ({"gather": True}, False)],
+    ids=["the only one", "the first of two", "the first half of all_reduce"],
+)
+def test_a_damaged_frame_of_a_sum(kind, lives_on):
+    """The group lives on only where the frame was found when nothing more was to be exchanged."""
+    inner = Inner(reduce_scatter="zip", all_reduce="zip", min_bytes=0)
+    with pytest.raises(zipccl.FrameError, match="frame from rank 1"):
+        summed(inner, bad=0, **kind)
+    inner.take_calls()
+    if lives_on:
+        assert all(bool((out == 2).all()) for out in summed(inner, bad=None, **kind))
+        return
+    with pytest.raises(zipccl.Error, match=LOST):
+        summed(inner, bad=None, **kind)
+    assert not inner.take_calls()
+
+
+def test_a_window_is_its_threads_own():
+    """Otherwise it would be up to the scheduler whether the call of another thread is zipped, on each rank anew."""
+    inner = Inner(cuda=True)
+    script(inner, [frame_of(shard(r)) for r in range(2)])
+    inner.backend._start_coalescing()
+    thread = threading.Thread(target=gather, args=(inner,))
+    thread.start()
+    thread.join()
+    assert [c.name for c in inner.take_calls()["zip"]] == ["_allgather_base", "_allgather_base"]
+    gather(inner)
+    assert "zip" not in inner.take_calls()
+    inner.backend._end_coalescing()
+
+
 # ---- silent peers ----------------------------------------------------------------------------------------------
 
 

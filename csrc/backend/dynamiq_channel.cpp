@@ -75,8 +75,10 @@ std::string words_of(const DynamiqChannel::Options& o) {
 DynamiqChannel::Job DynamiqChannel::compared(std::string what, std::string words, Job job) {
   return [what = std::move(what), words = std::move(words), job = std::move(job)](Lane& lane) {
     naming(what, [&] {
-      if (!words.empty()) check_same_call({*lane.engine, lane.pairs, what}, words);
-      job(lane);
+      lane.step.keep([&] {
+        if (!words.empty()) check_same_call({*lane.engine, lane.pairs, what}, words);
+        job(lane);
+      });
     });
   };
 }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "backend/lockstep.h"
 #include "backend/own_call.h"
 #include "backend/stats.h"
 #include "backend/worker.h"
@@ -69,6 +70,7 @@ class DynamiqChannel {
     Pairs pairs;
     std::unique_ptr<Engine> engine;
     std::map<int, HopLinks> links;  // by node size
+    Lockstep step;
     Lane(BackendPtr b, std::unique_ptr<Engine> e) : backend(b), pairs(std::move(b)), engine(std::move(e)) {}
   };
   struct State {

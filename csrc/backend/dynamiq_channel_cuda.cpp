@@ -7,14 +7,24 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "backend/dynamiq_channel.h"
+#include "collectives/await_cuda.h"
 
 namespace zipccl {
+
+namespace {
+// Whoever frees these knows nothing of our stream.
+void keep_for(const c10::cuda::CUDAStream& stream, const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& t : tensors)
+    if (t.is_cuda()) t.record_stream(stream);
+}
+}  // namespace
 
 struct DynamiqChannel::CudaLane : Lane {
   c10::cuda::CUDAStream stream;
   CudaLane(BackendPtr backend, at::Device device)
       : Lane(std::move(backend), make_cuda_engine(device)),
         stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index())) {
+    engine->set_watch(watch_nccl(this->backend, "measuring the link", c10d::kUnsetTimeout));
     meet(device);
   }
 
@@ -40,16 +50,18 @@ DynamiqChannel::FuturePtr DynamiqChannel::run_cuda(const Job& job, const at::Ten
     ready.record(caller);
     ready.block(lane->stream);
     c10::cuda::CUDAStreamGuard guard(lane->stream);
-    job(*lane);
+    try {
+      job(*lane);
+    } catch (...) {
+      keep_for(lane->stream, used);
+      throw;
+    }
     lane->engine->take_statuses();  // of sums of raw values, which cannot be bad
     future->markCompleted(result);  // records its event here
     done.record(lane->stream);
     if (!async) done.block(caller);
   }
-  // Whoever frees these knows nothing of our stream; behind a caller who waits there is nothing to know.
-  if (async)
-    for (const at::Tensor& t : used)
-      if (t.is_cuda()) t.record_stream(lane->stream);
+  if (async) keep_for(lane->stream, used);  // behind a caller who waits there is nothing to know
   return future;
 }
 

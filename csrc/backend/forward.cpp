@@ -65,7 +65,7 @@ WorkPtr ZipBackend::forward(at::Device device, const RawCall& call) {
 // As forward(), for what only some ranks of the group do.
 WorkPtr ZipBackend::between_two(at::Device device, const RawCall& call) {
   WorkPtr work = call(backend_for(device));
-  if (coalescing_ && device.is_cpu() && work) coalesced_cpu_.push_back(work);
+  if (in_window() && device.is_cpu() && work) coalesced_cpu_.push_back(work);
   return work;
 }
 
@@ -121,6 +121,9 @@ WorkPtr ZipBackend::barrier(const c10d::BarrierOptions& opts) {
   }
   c10d::Backend& cuda = backend_for(at::kCUDA);
   c10d::BarrierOptions on_cuda = opts;
+#ifdef ZIPCCL_WITH_CUDA
+  await_own_streams();
+#endif
   if (!asked) on_cuda.device = last_cuda_ ? *last_cuda_ : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
   return cuda.barrier(on_cuda);
 }
@@ -135,11 +138,11 @@ bool ZipBackend::supportsCoalescing() const { return cuda_ ? cuda_->supportsCoal
 
 void ZipBackend::startCoalescing() {
   (cuda_ ? cuda_ : cpu_)->startCoalescing();
-  coalescing_ = true;
+  window_ = std::this_thread::get_id();
 }
 
 WorkPtr ZipBackend::endCoalescing() {
-  coalescing_ = false;
+  window_ = std::thread::id();
   WorkPtr work = (cuda_ ? cuda_ : cpu_)->endCoalescing();
   if (coalesced_cpu_.empty()) return work;
   std::vector<WorkPtr> parts;

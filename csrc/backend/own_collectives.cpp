@@ -11,6 +11,7 @@
 #include "collectives/all_gather.h"
 #include "collectives/all_to_all.h"
 #include "collectives/broadcast.h"
+#include "collectives/error.h"
 #include "collectives/reduce_scatter.h"
 
 namespace zipccl {
@@ -419,8 +420,11 @@ OwnCall ZipBackend::reduce_scatter_call(c10d::OpType type, std::vector<Tensors> 
   call.zip = [parts = std::move(parts), outputs = values ? outputs : as_they_lie(outputs), pair, reduce](
                  const Place& place, Choice) {
     Traffic traffic;
-    for (size_t i = 0; i < parts.size(); ++i)
-      if (outputs[i].numel() > 0) traffic += reduce_scatter_zip(place, parts[i], outputs[i], pair, reduce);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (outputs[i].numel() == 0) continue;
+      auto one = [&, i] { return reduce_scatter_zip(place, parts[i], outputs[i], pair, reduce); };
+      traffic += i + 1 < parts.size() ? with_more_to_come(one) : one();
+    }
     return traffic;
   };
   return call;

@@ -108,7 +108,7 @@ std::string ZipBackend::describe(const OwnCall& call) const {
 // Only things every rank knows alike may be looked at here and where call.zippable is set: options, dtypes, counts, the
 // state of the call sequence.
 bool ZipBackend::may_zip(const OwnCall& call) const {
-  return call.zippable && size_ > 1 && !coalescing_ && options_.of(call.op) != Mode::raw;
+  return call.zippable && size_ > 1 && !in_window() && options_.of(call.op) != Mode::raw;
 }
 
 bool ZipBackend::frame_for(const at::Tensor& t, FrameOptions* frame) const {
@@ -122,7 +122,7 @@ bool ZipBackend::frame_for(const at::Tensor& t, FrameOptions* frame) const {
 bool ZipBackend::stays_raw(Op op, const at::Tensor& t, uint64_t bytes) const {
   FrameOptions frame;
   const bool sums = op == Op::reduce_scatter || op == Op::all_reduce;
-  return size_ == 1 || coalescing_ || options_.of(op) == Mode::raw || bytes < options_.threshold(options_.of(op)) ||
+  return size_ == 1 || in_window() || options_.of(op) == Mode::raw || bytes < options_.threshold(options_.of(op)) ||
          (!sums && !frame_for(t, &frame));
 }
 
@@ -174,6 +174,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
     const ThreadLimit as_many(threads);
     naming(what, [&] {
       try {
+        state->step.enter();
         const Messages messages(carrier, call.patience.timeout, state->scratch);
         Place place{*state->engine, messages, what};
         place.forecast = &state->forecasts[static_cast<int>(call.op)];
@@ -187,10 +188,14 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
           traffic = call.zip(place, d.choice);
           state->stats.add_zipped(op_name(call.op), traffic);
         } else {
-          if (call.raw_here)
+          if (call.raw_here) {
             call.raw_here(place);
-          else
-            call.raw(*carrier)->wait();
+          } else {
+            state->step.leave();
+            const WorkPtr raw = call.raw(*carrier);  // arguments that gloo refuses leave nothing on the way
+            state->step.enter();
+            raw->wait();
+          }
           state->stats.add_raw(op_name(call.op), call.received);
         }
         if (may_zip && is_timed(call.op, options)) {
@@ -199,15 +204,20 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
                                    traffic.wire_bytes);
           agree(place, call.op, call.size, &state->switcher);
         }
+        state->step.leave();
+      } catch (const SharedError&) {
+        state->step.leave();
+        throw;
+      } catch (const EarlyFrameError&) {
+        throw;
       } catch (const FrameError&) {
         // Found by this rank alone, when all messages of the call had been exchanged: the peers go on, so it must too.
-        // Not in an all-reduce, whose second half the peers have begun.
-        if (may_zip && is_timed(call.op, options) && call.op != Op::all_reduce) {
-          try {
+        try {
+          if (may_zip && is_timed(call.op, options))
             agree({*state->engine, Messages(carrier, call.patience.timeout, state->scratch), what}, call.op, call.size,
                   &state->switcher);
-          } catch (const std::exception&) {  // the frame is what this call failed of
-          }
+          state->step.leave();
+        } catch (const std::exception&) {  // the frame is what this call failed of
         }
         throw;
       }
@@ -240,8 +250,10 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
         const ThreadLimit as_many(threads);
         const Messages messages(state->zip, c10d::kUnsetTimeout, state->scratch);
         const std::string what = "zipccl explain";
-        *decision =
-            explain_at({*state->engine, messages, what}, op, bytes, frame, automatic, &state->switcher, &state->code);
+        *decision = state->step.keep([&] {
+          return explain_at({*state->engine, messages, what}, op, bytes, frame, automatic, &state->switcher,
+                            &state->code);
+        });
       },
       [work](std::exception_ptr error) { work->complete(error); });
   work->wait(kNoTimeout);

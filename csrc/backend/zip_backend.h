@@ -17,11 +17,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 #include <vector>
 
+#include "backend/lockstep.h"
 #include "backend/options.h"
 #include "backend/own_call.h"
 #include "backend/stats.h"
@@ -139,6 +141,7 @@ class ZipBackend : public c10d::Backend {
     Switcher switcher;
     std::optional<Code> code;  // of bf16 frames, once it is chosen
     std::array<Forecast, kOpCount> forecasts;
+    Lockstep step;
     Stats stats;  // of both devices
     explicit CpuState(BackendPtr backend);
   };
@@ -187,7 +190,9 @@ class ZipBackend : public c10d::Backend {
   StorePtr split_store_;
   c10::weak_intrusive_ptr<c10d::Backend> split_part_{BackendPtr()};
 
-  bool coalescing_ = false;
+  // The thread that opened a coalescing window. Calls of others are none of the window's.
+  std::atomic<std::thread::id> window_{};
+  bool in_window() const { return window_ == std::this_thread::get_id(); }
   std::vector<WorkPtr> coalesced_cpu_;   // works of CPU calls made inside a window
   std::optional<at::Device> last_cuda_;  // of the last collective
 
@@ -198,6 +203,7 @@ class ZipBackend : public c10d::Backend {
   void prepare(CudaState& state, Place* place, const HostOfCuda& host);
   WorkPtr run_cuda(OwnCall call);
   Engine::Watch watch_over(const std::string& what, std::chrono::milliseconds timeout) const;
+  void await_own_streams() const;
   Decision explain_cuda(Op op, at::Device device, const FrameOptions& frame, uint64_t bytes);
   std::map<c10::DeviceIndex, std::shared_ptr<CudaState>> cuda_states_;
   std::shared_ptr<FrameChecks> frame_checks_ = std::make_shared<FrameChecks>();

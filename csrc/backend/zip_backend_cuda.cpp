@@ -31,7 +31,7 @@ class ZipBackend::HostOfCuda : public HostMessages {
     if (!b.worker_) b.worker_ = std::make_unique<Worker>();
     auto promise = std::make_shared<std::promise<void>>();
     auto run = [&exchange, state = b.state_, timeout = timeout_] {
-      exchange(Messages(state->zip, timeout, state->scratch));
+      state->step.keep([&] { exchange(Messages(state->zip, timeout, state->scratch)); });
     };
     auto done = [promise](std::exception_ptr error) { error ? promise->set_exception(error) : promise->set_value(); };
     if (!b.worker_->run_here(run, done)) b.worker_->submit(run, done);
@@ -55,7 +55,7 @@ struct ZipBackend::CudaState {
   std::optional<Code> code;           // of bf16 frames, once it is chosen
   std::optional<bool> words_by_host;  // not measured yet
   std::array<Forecast, kOpCount> forecasts;
-  bool broken = false;  // a call failed here that others may have learnt from: forecasts, times
+  Lockstep step;
 
   explicit CudaState(at::Device device)
       : stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())),
@@ -126,7 +126,8 @@ ZipBackend::CudaState& ZipBackend::cuda_state(at::Device device) {
 // Which way sizes go is measured at the first call of the group, and agreed.
 void ZipBackend::prepare(CudaState& state, Place* place, const HostOfCuda& host) {
   if (!state.words_by_host)
-    state.words_by_host = state_->zip && state.on_stream([&] { return faster_by_host(*place, host); });
+    state.words_by_host =
+        state.step.keep([&] { return state_->zip && state.on_stream([&] { return faster_by_host(*place, host); }); });
   if (*state.words_by_host) place->host = &host;
 }
 
@@ -139,10 +140,9 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
     return forward(device, call.raw);
   }
   frame_checks_->poll();
+  last_cuda_ = device;
   CudaState& state = cuda_state(device);
-  if (state.broken)
-    throw Error(describe(call) + ": an earlier call failed on this rank, which may since expect other messages than " +
-                "the others send; make a new group");
+  if (state.step.lost()) naming(describe(call), [&] { state.step.check(); });
   backend_for(device);
   const Messages messages(cuda_, call.patience.timeout);
   std::string what;  // for errors; made where there may be some
@@ -163,7 +163,9 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   auto decide_here = [&] {
     return decide(place, call.op, call.size, call.frame, options_, &state.switcher, &state.code);
   };
-  const Decision d = measures ? naming(what, [&] { return state.on_stream(decide_here); }) : decide_here();
+  const Decision d = measures
+                         ? naming(what, [&] { return state.step.keep([&] { return state.on_stream(decide_here); }); })
+                         : decide_here();
   const bool timed = is_timed(call.op, options_) && d.timed;
 
   WorkPtr work;
@@ -175,10 +177,7 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
       if (timed) state.start(state.stream, call, d);
       if (zips(d.choice)) {
         if (options_.choose_code) place.code = state.code;
-        // Until it is done, other ranks may have learnt from it what this one has not.
-        state.broken = call.op == Op::all_to_all || is_timed(call.op, options_);
-        traffic = naming(what, [&] { return call.zip(place, d.choice); });
-        state.broken = false;
+        traffic = naming(what, [&] { return state.step.keep([&] { return call.zip(place, d.choice); }); });
       } else if (WorkPtr raw = call.raw(*cuda_)) {  // where its time can be taken
         raw->wait();
       }
@@ -209,23 +208,31 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
     may_wait();
     naming(what, [&] {
       state.tell_all(watch);
-      state.on_stream([&] { return agree(place, call.op, call.size, &state.switcher), 0; });
+      state.step.keep([&] { state.on_stream([&] { return agree(place, call.op, call.size, &state.switcher), 0; }); });
     });
   }
   return work;
 }
 
-// NCCL's own watchdog ends the process where torch is so configured, as by default; where it is not, or is slower, the
-// host must not wait for ever for a rank that does not come.
 Engine::Watch ZipBackend::watch_over(const std::string& what, std::chrono::milliseconds timeout) const {
-  return [what, timeout, nccl = cuda_, given_up = given_up_](std::chrono::milliseconds waited) {
-    const bool failed = nccl->getError() != c10d::ErrorType::SUCCESS;
-    const auto limit = timeout == c10d::kUnsetTimeout ? nccl->getBackendOptions()->timeout : timeout;
-    if (!failed && waited <= limit) return;
-    *given_up = true;
-    if (failed) throw Error(what + ": NCCL has met an error, which its watchdog has logged");
-    throw Error(what + ": timed out after " + std::to_string(limit.count()) + " ms of waiting for other ranks");
+  return [given_up = given_up_, watch = watch_nccl(cuda_, what, timeout)](std::chrono::milliseconds waited) {
+    try {
+      watch(waited);
+    } catch (const Error&) {
+      *given_up = true;
+      throw;
+    }
   };
+}
+
+// For a barrier: what came before it is over, decoding included.
+void ZipBackend::await_own_streams() const {
+  for (const auto& [index, state] : cuda_states_) {
+    c10::cuda::CUDAGuard device_guard(index);
+    at::cuda::CUDAEvent done;
+    done.record(state->stream);
+    done.block(c10::cuda::getCurrentCUDAStream(index));
+  }
 }
 
 Decision ZipBackend::explain_cuda(Op op, at::Device device, const FrameOptions& frame, uint64_t bytes) {
@@ -241,7 +248,7 @@ Decision ZipBackend::explain_cuda(Op op, at::Device device, const FrameOptions& 
   HostOfCuda host(*this, c10d::kUnsetTimeout);
   state.engine->set_watch(watch_over(what, c10d::kUnsetTimeout));
   prepare(state, &place, host);
-  return explain_at(place, op, bytes, frame, automatic, &state.switcher, &state.code);
+  return state.step.keep([&] { return explain_at(place, op, bytes, frame, automatic, &state.switcher, &state.code); });
 }
 
 }  // namespace zipccl

@@ -51,8 +51,10 @@ struct Ahead {
   std::vector<int64_t> sent, received;
 };
 
-Error differing_use(const Place& place, int rank) {
-  return Error(place.what + ": rank " + std::to_string(rank) + " passes another reduce op or factor than this rank");
+// Where one rank finds such another, all find one.
+SharedError differing_use(const Place& place, int rank) {
+  return SharedError(place.what + ": rank " + std::to_string(rank) +
+                     " passes another reduce op or factor than this rank");
 }
 
 // gloo ends the process when a message is longer than its receiver expects. So ranks first tell each other what they

@@ -7,11 +7,27 @@
 #include <ATen/cuda/CUDAEvent.h>
 
 #include <chrono>
+#include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "collectives/engine.h"
+#include "collectives/error.h"
 
 namespace zipccl {
+
+// NCCL's own watchdog ends the process where torch is so configured, as by default; where it is not, or is slower, the
+// host must not wait for ever for a rank that does not come. timeout: unset means the group's.
+inline Engine::Watch watch_nccl(c10::intrusive_ptr<c10d::Backend> nccl, const std::string& what,
+                                std::chrono::milliseconds timeout) {
+  return [what, timeout, nccl = std::move(nccl)](std::chrono::milliseconds waited) {
+    if (nccl->getError() != c10d::ErrorType::SUCCESS)
+      throw Error(what + ": NCCL has met an error, which its watchdog has logged");
+    const auto limit = timeout == c10d::kUnsetTimeout ? nccl->getBackendOptions()->timeout : timeout;
+    if (waited > limit)
+      throw Error(what + ": timed out after " + std::to_string(limit.count()) + " ms of waiting for other ranks");
+  };
+}
 
 // Returns when the GPU has passed `event`; throws what `watch` throws.
 inline void await(const at::cuda::CUDAEvent& event, const Engine::Watch& watch) {

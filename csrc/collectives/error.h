@@ -17,6 +17,26 @@ struct FrameError : Error {
   using Error::Error;
 };
 
+// The same, when the call still has messages to exchange.
+struct EarlyFrameError : FrameError {
+  using FrameError::FrameError;
+};
+
+// f(), behind which there are more messages to come.
+template <typename F>
+auto with_more_to_come(F&& f) {
+  try {
+    return f();
+  } catch (const FrameError& e) {
+    throw EarlyFrameError(e.what());
+  }
+}
+
+// Found by every rank at the same point of a call, so that none of its messages is left on the way.
+struct SharedError : Error {
+  using Error::Error;
+};
+
 // Throws unless ok. `what` says who was doing what, and to which bytes.
 inline void check(Status status, const std::string& what) {
   if (status == Status::ok) return;

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "transport/messages.h"
 
@@ -84,11 +85,12 @@ HopLinks measure_hops(const DynamiqPlace& place, int node_size, at::Device devic
   std::vector<double> costs;
   for (const HopLink* l : {&links.all, &links.inside, &links.between})
     costs.insert(costs.end(), {l->alpha, l->message, 1 / l->bytes_per_s, 1 / l->pair_bytes_per_s});
-  at::Tensor host = at::tensor(costs, at::kDouble);
-  at::Tensor shared = place.engine.empty(host.numel(), at::kDouble).copy_(host);
+  at::Tensor shared = place.engine.empty(static_cast<int64_t>(costs.size()), at::kDouble);
+  shared.copy_(at::tensor(costs, at::kDouble));
   Messages(place.pairs.inner(), c10d::kUnsetTimeout).all_reduce_max(shared);
-  host.copy_(shared);
-  const double* v = host.const_data_ptr<double>();
+  const std::vector<int64_t> bits = place.engine.to_host(shared.view(at::kLong));
+  std::memcpy(costs.data(), bits.data(), costs.size() * sizeof(double));
+  const double* v = costs.data();
   for (HopLink* l : {&links.all, &links.inside, &links.between}) {
     *l = {v[0], v[1], 1 / v[2], 1 / v[3]};
     v += 4;

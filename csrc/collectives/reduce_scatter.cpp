@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "collectives/all_gather.h"
+#include "collectives/error.h"
 
 namespace zipccl {
 
@@ -100,7 +101,7 @@ Traffic all_reduce_zip(const Place& place, at::Tensor tensor, const PairOptions&
   std::vector<at::Tensor> shards;
   for (int r = 0; r < world; ++r) shards.push_back(flat.narrow(0, r * shard, shard));
   at::Tensor own = at::empty({shard}, flat.options());
-  Traffic traffic = sum_shards(place, shards, own, pair, reduce);
+  Traffic traffic = with_more_to_come([&] { return sum_shards(place, shards, own, pair, reduce); });
 
   FrameOptions frame = pair.frame;
   frame.dtype = dtype_of(wire_dtype);

@@ -43,8 +43,8 @@ void check_same_call(const DynamiqPlace& place, const std::string& call) {
   for (int r = 0; r < world; ++r) {
     if (messages[r].equal(messages[rank])) continue;
     const std::string theirs = text_of(messages[r]), own = text_of(messages[rank]);
-    throw Error(place.what + ": rank " + std::to_string(r) + " calls with " + words_apart(theirs, own) +
-                ", this rank with " + words_apart(own, theirs) + "; every rank must make the same call");
+    throw SharedError(place.what + ": rank " + std::to_string(r) + " calls with " + words_apart(theirs, own) +
+                      ", this rank with " + words_apart(own, theirs) + "; every rank must make the same call");
   }
 }
 
