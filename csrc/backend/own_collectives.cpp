@@ -506,10 +506,10 @@ WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
                            [tensors, opts](c10d::Backend& b) mutable { return b.broadcast(tensors, opts); });
   call.size.bytes = total_bytes(tensors);
   call.received = rank_ == root ? 0 : call.size.bytes;
-  call.zippable = tensors.size() == 1 && opts.rootTensor == 0 && root >= 0 && root < size_ &&
-                  frame_for(tensors[0], &call.frame) && call.size.bytes > 0 &&
+  const bool fits = tensors.size() == 1 && opts.rootTensor == 0 && root >= 0 && root < size_;
+  call.zippable = fits && frame_for(tensors[0], &call.frame) && call.size.bytes > 0 &&
                   call.size.bytes >= options_.threshold(options_.of(Op::broadcast));
-  if (odd(tensors, {}) || (may_zip(call) && tensors[0].is_cpu() && !contiguous(tensors))) {
+  if ((fits && odd(tensors, {})) || (may_zip(call) && tensors[0].is_cpu() && !contiguous(tensors))) {
     call.raw_here = [tensors, opts, reads = rank_ == root](const Place& place) {
       auto send = [&](Tensors& in, Tensors& out) { return place.messages.inner().broadcast(reads ? in : out, opts); };
       reads ? densely(tensors, {}, send) : densely({}, tensors, send);
@@ -529,12 +529,14 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
                 [outputs, inputs, opts](c10d::Backend& b) mutable { return b.scatter(outputs, inputs, opts); });
   call.size.bytes = total_bytes(outputs);
   call.received = rank_ == root ? 0 : call.size.bytes;
-  call.zippable = outputs.size() == 1 && root >= 0 && root < size_ && frame_for(outputs[0], &call.frame) &&
-                  call.size.bytes > 0 && call.size.bytes >= options_.threshold(options_.of(Op::scatter));
+  bool fits = outputs.size() == 1 && root >= 0 && root < size_;
   if (rank_ == root)  // wrong arguments of the root are its own to report; the others then wait as for the inner one
-    call.zippable = call.zippable && inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(size_) &&
-                    alike(inputs[0], outputs[0]) && same_shapes(inputs[0], outputs[0]);
-  if (odd(outputs, parts) || (may_zip(call) && outputs[0].is_cpu() && !(contiguous(outputs) && contiguous(parts)))) {
+    fits = fits && inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(size_) &&
+           alike(inputs[0], outputs[0]) && same_shapes(inputs[0], outputs[0]);
+  call.zippable = fits && frame_for(outputs[0], &call.frame) && call.size.bytes > 0 &&
+                  call.size.bytes >= options_.threshold(options_.of(Op::scatter));
+  if ((fits && odd(outputs, parts)) ||
+      (may_zip(call) && outputs[0].is_cpu() && !(contiguous(outputs) && contiguous(parts)))) {
     call.raw_here = [outputs, inputs, parts, opts](const Place& place) {
       densely(parts, outputs, [&](Tensors& in, Tensors& out) {
         std::vector<Tensors> lists(inputs.size(), in);
@@ -557,12 +559,13 @@ WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const
                 [outputs, inputs, opts](c10d::Backend& b) mutable { return b.gather(outputs, inputs, opts); });
   call.size.bytes = total_bytes(inputs);
   call.received = rank_ == root ? call.size.bytes * (size_ - 1) : 0;
-  call.zippable = inputs.size() == 1 && root >= 0 && root < size_ && frame_for(inputs[0], &call.frame) &&
-                  call.size.bytes > 0 && call.size.bytes >= options_.threshold(options_.of(Op::gather));
+  bool fits = inputs.size() == 1 && root >= 0 && root < size_;
   if (rank_ == root)
-    call.zippable = call.zippable && outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_) &&
-                    alike(outputs[0], inputs[0]) && same_shapes(outputs[0], inputs[0]);
-  if (odd(inputs, parts)) {
+    fits = fits && outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_) &&
+           alike(outputs[0], inputs[0]) && same_shapes(outputs[0], inputs[0]);
+  call.zippable = fits && frame_for(inputs[0], &call.frame) && call.size.bytes > 0 &&
+                  call.size.bytes >= options_.threshold(options_.of(Op::gather));
+  if (fits && odd(inputs, parts)) {
     call.raw_here = [outputs, inputs, parts, opts](const Place& place) {
       densely(inputs, parts, [&](Tensors& in, Tensors& out) {
         std::vector<Tensors> lists(outputs.size(), out);
