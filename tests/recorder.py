@@ -36,7 +36,11 @@ def native() -> ModuleType:
                 NAME, [str(SOURCE)], build_directory=directory, extra_cflags=["-O0"], is_python_module=False
             )
             library.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(Path(directory, f"{NAME}.so"), library)
+            # At once: another process may have the library open already.
+            with tempfile.NamedTemporaryFile(dir=library.parent, delete=False) as file:
+                pass
+            shutil.copy(Path(directory, f"{NAME}.so"), file.name)
+            Path(file.name).replace(library)
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(library))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(NAME, loader))
     loader.exec_module(module)

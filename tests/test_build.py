@@ -180,6 +180,7 @@ def test_layout_breaks_are_found(tmp_path):
         "csrc/codec/a.cpp": "#include <vector>\n#include <c10/util/Half.h>\n",
         "csrc/policy/b.h": '#  include "torch/torch.h"\n',
         "csrc/backend/c.cpp": "#include <torch/torch.h>\n",
+        "csrc/backend/d.cpp": "#include <sstream>\n\nstd::string s = (std::ostringstream() << 1).str();\n",
         "python/zipccl/long.py": "\n" * 601,
         "python/zipccl/short.py": "\n" * 600,
     }.items():
@@ -187,7 +188,13 @@ def test_layout_breaks_are_found(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     places = [line.partition(": ")[0] for line in check_layout.breaks(tmp_path)]
-    assert places == ["csrc/codec/a.cpp:2", "csrc/policy/b.h:1", "python/zipccl/long.py:601"]
+    assert places == [
+        "csrc/backend/d.cpp:1",
+        "csrc/backend/d.cpp:3",
+        "csrc/codec/a.cpp:2",
+        "csrc/policy/b.h:1",
+        "python/zipccl/long.py:601",
+    ]
 
 
 @pytest.mark.parametrize("version", [(3, 9, 1), (3, 14, 0)])

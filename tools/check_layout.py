@@ -7,6 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_FREE = ("csrc/format", "csrc/codec", "csrc/quantizer", "csrc/policy")
 TORCH_INCLUDE = re.compile(r'\s*#\s*include\s*[<"](torch|ATen|c10|pybind11|Python\.h)')
+# Some toolchains link a second standard library into extensions, whose streams then lack their locale and crash. What
+# torch makes of several arguments of a check is a stream too: pass one std::string.
+STREAM = re.compile(r"\s*#\s*include\s*<(sstream|iostream|fstream|iomanip)>|.*\bstd::[io]?stringstream\b")
 SOURCE_SUFFIXES = (".h", ".cuh", ".cpp", ".cu", ".py")
 SOURCE_DIRS = ("csrc", "python", "tests", "benchmarks", "examples", "tools")
 MAX_LINES = 600
@@ -22,6 +25,10 @@ def breaks(root: Path) -> list[str]:
             lines = path.read_text().splitlines()
             if len(lines) > MAX_LINES:
                 found.append(f"{name}:{len(lines)}: more than {MAX_LINES} lines")
+            if name.startswith("csrc/"):
+                for number, line in enumerate(lines, 1):
+                    if STREAM.match(line):
+                        found.append(f"{name}:{number}: a C++ stream in the extension: {line.strip()}")
             if name.startswith(tuple(f"{layer}/" for layer in TORCH_FREE)):
                 for number, line in enumerate(lines, 1):
                     if TORCH_INCLUDE.match(line):

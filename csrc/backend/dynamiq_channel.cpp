@@ -5,7 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <sstream>
+#include <cstdio>
 
 #include "backend/perform.h"
 #include "collectives/error.h"
@@ -50,33 +50,37 @@ uint64_t raw_bytes(const at::Tensor& t, double ranks) {
   return static_cast<uint64_t>(2 * (ranks - 1) / ranks * static_cast<double>(t.nbytes()));
 }
 
-// What ranks compare of a call (same_call.h): all that the sizes of its messages follow from. Nothing on CUDA, where
-// NCCL takes care of itself.
-template <typename... Words>
-std::string words_of(at::Device device, const char* op, int64_t values, const Words&... more) {
-  if (!device.is_cpu()) return {};
-  std::ostringstream text;
-  text.precision(9);  // tells all floats apart
-  text << "op=" << op << " values=" << values;
-  (text << ... << more);
-  return text.str();
+void check_dtype(const at::Tensor& t) {
+  TORCH_CHECK_TYPE(
+      can_quantize(t.scalar_type()),
+      std::string("zipccl: DynamiQ takes float32, bfloat16 and float16, not ") + toString(t.scalar_type()));
 }
 
+std::string word(const char* name, const char* value) { return std::string(" ") + name + "=" + value; }
+std::string word(const char* name, int64_t value) { return word(name, std::to_string(value).c_str()); }
+std::string word(const char* name, at::ScalarType value) { return word(name, toString(value)); }
+std::string word(const char* name, float value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", value);  // tells all floats apart
+  return word(name, text);
+}
+
+// What ranks compare of a call (same_call.h): all that the sizes of its messages follow from.
+std::string words_of(const char* op, int64_t values, at::ScalarType dtype) {
+  return std::string("op=") + op + word("values", values) + word("dtype", dtype);
+}
 std::string words_of(const DynamiqChannel::Options& o) {
-  std::ostringstream text;
-  text.precision(9);
-  text << " bits=" << o.bits << " widths=" << (o.widths == quantizer::Widths::fine ? "fine" : "paper")
-       << " topology=" << (o.topology ? topology_name(*o.topology) : "auto") << " by_node=" << o.by_node
-       << " node_size=" << o.node_size << " block_bytes=" << o.block_bytes;
-  return text.str();
+  return word("bits", o.bits) + word("widths", o.widths == quantizer::Widths::fine ? "fine" : "paper") +
+         word("topology", o.topology ? topology_name(*o.topology) : "auto") + word("by_node", int64_t{o.by_node}) +
+         word("node_size", int64_t{o.node_size}) + word("block_bytes", o.block_bytes);
 }
 }  // namespace
 
-DynamiqChannel::Job DynamiqChannel::compared(std::string what, std::string words, Job job) {
-  return [what = std::move(what), words = std::move(words), job = std::move(job)](Lane& lane) {
+DynamiqChannel::Job DynamiqChannel::compared(at::Device device, std::string what, std::string words, Job job) {
+  return [device, what = std::move(what), words = std::move(words), job = std::move(job)](Lane& lane) {
     naming(what, [&] {
       lane.step.keep([&] {
-        if (!words.empty()) check_same_call({*lane.engine, lane.pairs, what}, words);
+        if (device.is_cpu()) check_same_call({*lane.engine, lane.pairs, what}, words);
         job(lane);
       });
     });
@@ -138,8 +142,9 @@ HopChoice DynamiqChannel::choose(at::Device device, int64_t count, int64_t items
   at::Tensor nothing = at::empty({0}, at::TensorOptions(at::kFloat).device(device));
   const std::string what = describe("explain", count);
   Job job = [=](Lane& lane) { *choice = choose_on(lane, device, count, itemsize, options, what); };
-  const std::string words = words_of(device, "explain", count, " itemsize=", itemsize, words_of(options));
-  run(compared(what, words, std::move(job)), nothing, {}, /*async=*/false)->waitAndThrow();
+  const std::string words =
+      std::string("op=explain") + word("values", count) + word("itemsize", itemsize) + words_of(options);
+  run(compared(device, what, words, std::move(job)), nothing, {}, /*async=*/false)->waitAndThrow();
   return *choice;
 }
 
@@ -147,17 +152,16 @@ HopChoice DynamiqChannel::choose(at::Device device, int64_t count, int64_t items
 
 DynamiqChannel::FuturePtr DynamiqChannel::all_reduce(const AllReduce& call, const Options& options) {
   TORCH_CHECK_VALUE(call.tensor.dim() == 1 && is_plain(call.tensor), "zipccl: the tensor must be 1-D and contiguous");
-  TORCH_CHECK_TYPE(can_quantize(call.tensor.scalar_type()), "zipccl: DynamiQ takes float32, bfloat16 and float16, not ",
-                   call.tensor.scalar_type());
+  check_dtype(call.tensor);
   std::vector<at::Tensor> used = call.exempt;
   used.push_back(call.tensor);
   if (call.residual.defined()) used.push_back(call.residual);
   const std::string what = describe("all_reduce", call.tensor.numel());
   int64_t exempted = 0;
   for (const at::Tensor& t : call.exempt) exempted += t.numel();
-  const std::string words =
-      words_of(call.tensor.device(), "all_reduce", call.tensor.numel(), " dtype=", call.tensor.scalar_type(),
-               " exempt=", exempted, " residual=", call.residual.defined(), " scale=", call.scale, words_of(options));
+  const std::string words = words_of("all_reduce", call.tensor.numel(), call.tensor.scalar_type()) +
+                            word("exempt", exempted) + word("residual", int64_t{call.residual.defined()}) +
+                            word("scale", call.scale) + words_of(options);
   auto job = [call, options, what, stats = state_.get()](Lane& lane) {
     const int ranks = lane.pairs.world();
     if (ranks > 1 && call.tensor.numel() < kFewestPacked * ranks) {
@@ -195,7 +199,7 @@ DynamiqChannel::FuturePtr DynamiqChannel::all_reduce(const AllReduce& call, cons
       at += t.numel();
     }
   };
-  return run(compared(what, words, std::move(job)), call.tensor, used, call.async);
+  return run(compared(call.tensor.device(), what, words, std::move(job)), call.tensor, used, call.async);
 }
 
 DynamiqChannel::FuturePtr DynamiqChannel::all_reduce_raw(const at::Tensor& tensor, float scale, bool async) {
@@ -204,22 +208,21 @@ DynamiqChannel::FuturePtr DynamiqChannel::all_reduce_raw(const at::Tensor& tenso
     sum_raw(*lane.backend, tensor);
     stats->stats.add_raw("all_reduce", raw_bytes(tensor, lane.pairs.world()));
   };
-  const std::string words =
-      words_of(tensor.device(), "all_reduce_raw", tensor.numel(), " dtype=", tensor.scalar_type(), " scale=", scale);
-  return run(compared(describe("all_reduce", tensor.numel()), words, std::move(job)), tensor, {tensor}, async);
+  const std::string words = words_of("all_reduce_raw", tensor.numel(), tensor.scalar_type()) + word("scale", scale);
+  return run(compared(tensor.device(), describe("all_reduce", tensor.numel()), words, std::move(job)), tensor, {tensor},
+             async);
 }
 
 DynamiqChannel::FuturePtr DynamiqChannel::reduce_scatter(const at::Tensor& input, const at::Tensor& out, float scale,
                                                          const DynamiqKey& key, const Options& options) {
   for (const at::Tensor* t : {&input, &out}) {
     TORCH_CHECK_VALUE(t->dim() == 1 && is_plain(*t), "zipccl: tensors must be 1-D and contiguous");
-    TORCH_CHECK_TYPE(can_quantize(t->scalar_type()), "zipccl: DynamiQ takes float32, bfloat16 and float16, not ",
-                     t->scalar_type());
+    check_dtype(*t);
   }
   const std::string what = describe("reduce_scatter", input.numel());
-  const std::string words =
-      words_of(input.device(), "reduce_scatter", input.numel(), " of_each=", out.numel(),
-               " dtype=", input.scalar_type(), " to=", out.scalar_type(), " scale=", scale, words_of(options));
+  const std::string words = words_of("reduce_scatter", input.numel(), input.scalar_type()) +
+                            word("of_each", out.numel()) + word("to", out.scalar_type()) + word("scale", scale) +
+                            words_of(options);
   auto job = [=, stats = state_.get()](Lane& lane) {
     const int ranks = lane.pairs.world();
     if (ranks > 1 && out.numel() < kFewestPacked && input.numel() == out.numel() * ranks) {
@@ -236,7 +239,7 @@ DynamiqChannel::FuturePtr DynamiqChannel::reduce_scatter(const at::Tensor& input
     stats->stats.add_zipped("reduce_scatter",
                             dynamiq_reduce_scatter({*lane.engine, lane.pairs, what}, o, key, input, out, scale));
   };
-  return run(compared(what, words, std::move(job)), out, {input, out}, /*async=*/false);
+  return run(compared(input.device(), what, words, std::move(job)), out, {input, out}, /*async=*/false);
 }
 
 // ---- Doing them -----------------------------------------------------------------------------------------------
@@ -246,7 +249,7 @@ DynamiqChannel::FuturePtr DynamiqChannel::run(Job job, const at::Tensor& result,
 #ifdef ZIPCCL_WITH_CUDA
   if (result.is_cuda() && cuda_) return run_cuda(job, result, used, async);
 #endif
-  TORCH_CHECK(result.is_cpu() && state_->cpu, "zipccl: this group cannot reduce ", result.device().str(), " tensors");
+  TORCH_CHECK(result.is_cpu() && state_->cpu, "zipccl: this group cannot reduce " + result.device().str() + " tensors");
   if (!worker_) worker_ = std::make_unique<Worker>();
   FuturePtr future = new_future(result);
   auto work = [state = state_, job = std::move(job), modes = at::ThreadLocalState(), threads = at::get_num_threads()] {

@@ -83,9 +83,9 @@ class DynamiqChannel {
                                 const std::string& what);
   static HopChoice choose_on(Lane& lane, at::Device device, int64_t count, int64_t itemsize, const Options& options,
                              const std::string& what);
-  // The job, once ranks have compared the words of their calls (none: they do not). What it throws says which call it
-  // was.
-  static Job compared(std::string what, std::string words, Job job);
+  // The job, once ranks have compared the words of their calls (not on CUDA: NCCL takes care of itself). What it throws
+  // says which call it was.
+  static Job compared(at::Device device, std::string what, std::string words, Job job);
   // Does the job in its turn; the future's value is `result`. used: what a CUDA job touches.
   FuturePtr run(Job job, const at::Tensor& result, const std::vector<at::Tensor>& used, bool async);
   FuturePtr run_cuda(const Job& job, const at::Tensor& result, const std::vector<at::Tensor>& used, bool async);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <sstream>
 
 #include "collectives/error.h"
 
@@ -20,10 +19,13 @@ std::string text_of(const at::Tensor& message) {
 
 // The words of `text` that `other` lacks.
 std::string words_apart(const std::string& text, const std::string& other) {
-  std::istringstream words(text);
-  std::string word, apart;
-  while (words >> word)
+  std::string apart;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
     if ((" " + other + " ").find(" " + word + " ") == std::string::npos) apart += (apart.empty() ? "" : " ") + word;
+    begin = end + 1;
+  }
   return apart;
 }
 }  // namespace
