@@ -20,6 +20,7 @@ from zipccl.options import COLLECTIVES, Options, from_pg_options
 
 NAME = "zipccl"
 _torch_split_source = getattr(c10d, "_get_split_source", None)
+_torch_set_timeout = getattr(c10d, "_set_pg_timeout", None)
 _EXIT_PATIENCE_S = 5.0  # for calls in flight when a program ends without destroy_process_group()
 
 
@@ -30,6 +31,8 @@ def register() -> None:
         _C.set_splitter(_split)
         if _torch_split_source is not None:
             c10d._get_split_source = _split_source
+        if _torch_set_timeout is not None:
+            c10d._set_pg_timeout = _set_timeout
         atexit.register(_drain, os.getpid())
 
 
@@ -42,6 +45,20 @@ def _split_source(group: dist.ProcessGroup) -> dist.Backend | None:
     if isinstance(source, _C.ZipBackend):
         return None if NAME in c10d._world.pg_map[group][0] else source.inner("cuda")
     return source
+
+
+def _set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup | None = None) -> None:
+    """As trainers call it. torch knows by their types which backends have timeouts to set, and warns of others."""
+    try:
+        own = zip_backends(group)
+    except ValueError:
+        own = []
+    with warnings.catch_warnings():
+        if own:
+            warnings.filterwarnings("ignore", "Set timeout is now only supported")
+        _torch_set_timeout(timeout, group)
+    for backend in own:
+        backend.set_timeout(timeout)
 
 
 def _drain(pid: int) -> None:
