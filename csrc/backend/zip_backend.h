@@ -182,8 +182,8 @@ class ZipBackend : public c10d::Backend {
   BackendOptions options_;
   BackendPtr cpu_, cuda_;
   std::shared_ptr<CpuState> state_;
-  std::unique_ptr<Worker> worker_;  // started by the first zipped CPU call
-  uint64_t own_cpu_calls_ = 0;      // that cpu_ has not counted
+  std::unique_ptr<Worker> worker_;          // started by the first zipped CPU call
+  std::atomic<uint64_t> own_cpu_calls_{0};  // that cpu_ has not counted
   bool stopped_ = false;
 
   // The last split: c10d asks for it once per device type, with one store.
