@@ -1,12 +1,17 @@
-"""Wrong arguments: zipccl refuses what gloo refuses, in gloo's words and at the same moment, and the group goes on."""
+"""Wrong arguments: zipccl refuses what gloo refuses, in gloo's words and at the same moment, and the group goes on.
+
+What gloo does not notice, or only zipccl has, is refused in its own words.
+"""
 
 import functools
+import os
 import re
 
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
+import zipccl
 
 WORLD = 3
 EVERYTHING = ("all_gather", "all_to_all", "broadcast", "scatter", "gather", "reduce_scatter", "all_reduce")
@@ -114,3 +119,83 @@ def test_what_gloo_refuses_is_refused_alike(mode):
             refusals += said[0] != "done"
             assert found[key] == said, key
     assert refusals > 600
+
+
+def wrong_splits(rank):
+    """gloo writes before the tensor; here nothing has happened, and the group goes on."""
+    ranks.init("zipccl", timeout=15)
+    x = torch.arange(8, dtype=torch.bfloat16)
+    for sends, receives in (([-1, 9], [4, 4]), ([4, 4], [9, -1])):
+        with pytest.raises(ValueError, match="split sizes of an all-to-all cannot be negative: -1"):
+            dist.all_to_all_single(torch.empty_like(x), x, receives, sends)
+    dist.all_to_all_single(out := torch.empty_like(x), x)
+    assert torch.equal(out, x.view(2, 4)[rank].repeat(2))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_negative_splits(mode):
+    ranks.run(wrong_splits, 2, env=MODES[mode])
+
+
+def from_children(rank):
+    """The connections of a group belong to the process that made it."""
+    ranks.init("zipccl", timeout=15)
+    x, gathered = torch.ones(1000, dtype=torch.bfloat16), torch.empty(2000, dtype=torch.bfloat16)
+    state = zipccl.DynamiQState()
+    zipccl.dynamiq.all_reduce(torch.ones(1000), state)
+    if (child := os.fork()) == 0:
+        told = 0
+        for call in (
+            lambda: dist.all_gather_into_tensor(gathered, x),
+            lambda: zipccl.dynamiq.all_reduce(torch.ones(1000), state),
+        ):
+            try:
+                call()
+            except RuntimeError as error:
+                told += "is a fork of the one that made the group" in str(error)
+        os._exit(0 if told == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    dist.all_gather_into_tensor(gathered, x)
+    zipccl.dynamiq.all_reduce(y := torch.ones(1000), state)
+    assert gathered.sum() == 2000 and y.sum() == 2000
+
+
+def test_a_forked_child_is_refused():
+    ranks.run(from_children, 2, env=MODES["zip"])
+
+
+def told_of_groups(rank):
+    """What is no group of this rank's is said to be none."""
+    ranks.init("zipccl", timeout=15)
+    other = dist.new_group([1], backend="gloo")
+    for call in (zipccl.stats, lambda group: zipccl.explain(group=group)):
+        with pytest.raises(TypeError, match="a group is wanted, not its name 'x'"):
+            call("x")
+        with pytest.raises(ValueError, match="is not in the group" if rank == 0 else "is not a zipccl group"):
+            call(other)
+    with pytest.raises(ValueError, match="bytes must be a number, 0 or more, not -1"):
+        zipccl.explain(bytes=-1)
+    if rank == 0:
+        with pytest.raises(ValueError, match="this rank is not in the group"):
+            zipccl.attach(other)
+    with pytest.raises(TypeError, match="options must be zipccl.Options, not str"):
+        zipccl.attach(options="zip")
+
+
+def test_what_is_no_group():
+    ranks.run(told_of_groups, 2)
+
+
+def wrong_dynamiq_sizes(rank):
+    """Found before anything moves, so the group goes on."""
+    ranks.init("zipccl", timeout=15)
+    state = zipccl.DynamiQState()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"reduce_scatter \(rank \d of 2.*as long as all outputs together"):
+            zipccl.dynamiq.reduce_scatter(torch.empty(50_000), torch.ones(50_000), state)
+    zipccl.dynamiq.all_reduce(x := torch.ones(1000), state)
+    assert x.sum() == 2000
+
+
+def test_wrong_sizes_of_dynamiq():
+    ranks.run(wrong_dynamiq_sizes, 2)

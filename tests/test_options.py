@@ -55,6 +55,9 @@ def test_arguments_win_over_the_environment(monkeypatch):
         ({"min_bytes": -1}, "min_bytes must be a number of bytes, 0 or more, not -1"),
         ({"min_bytes": 1.5}, "min_bytes must be a number of bytes, 0 or more, not 1.5"),
         ({"min_bytes": "64k"}, "min_bytes must be a number of bytes, 0 or more, not '64k'"),
+        ({"min_bytes": 1 << 63}, "min_bytes must be below 2.63, not 9223372036854775808"),
+        ({"max_sms": 1 << 31}, "max_sms must be below 2.31, not 2147483648"),
+        ({"nccl_options": 3}, "nccl_options must be ProcessGroupNCCL.Options, not 3"),
         ({"max_sms": 0}, "max_sms must be a number of multiprocessors, 1 or more, not 0"),
         ({"max_sms": True}, "max_sms must be a number of multiprocessors, 1 or more, not True"),
         ({"checksum": "maybe"}, "checksum must be True or False, not 'maybe'"),
@@ -79,12 +82,13 @@ def test_wrong_values(wrong, said):
         ("ZIPCCL_MIN_BYTES", "1 MiB", "ZIPCCL_MIN_BYTES must be a number of bytes, not '1 MiB'"),
         ("ZIPCCL_MIN_BYTES", "-1", "ZIPCCL_MIN_BYTES must be a number of bytes, not '-1'"),
         ("ZIPCCL_CHECKSUM", "maybe", "ZIPCCL_CHECKSUM must be 0 or 1, not 'maybe'"),
+        ("ZIPCCL_DEBUG", "debug", "ZIPCCL_DEBUG must be INFO or OFF, not 'debug'"),
     ],
 )
 def test_wrong_environment(monkeypatch, variable, text, said):
     monkeypatch.setenv(variable, text)
     with pytest.raises(ValueError, match=said):
-        zipccl.Options()
+        zipccl.Options().native()
 
 
 def test_what_is_given_wins_over_the_environment(monkeypatch):

@@ -220,6 +220,7 @@ DynamiqChannel::FuturePtr DynamiqChannel::reduce_scatter(const at::Tensor& input
     check_dtype(*t);
   }
   const std::string what = describe("reduce_scatter", input.numel());
+  TORCH_CHECK_VALUE(input.numel() == out.numel() * size_, what + ": the input must be as long as all outputs together");
   const std::string words = words_of("reduce_scatter", input.numel(), input.scalar_type()) +
                             word("of_each", out.numel()) + word("to", out.scalar_type()) + word("scale", scale) +
                             words_of(options);
@@ -250,6 +251,7 @@ DynamiqChannel::FuturePtr DynamiqChannel::run(Job job, const at::Tensor& result,
   if (result.is_cuda() && cuda_) return run_cuda(job, result, used, async);
 #endif
   TORCH_CHECK(result.is_cpu() && state_->cpu, "zipccl: this group cannot reduce " + result.device().str() + " tensors");
+  if (getpid() != made_in_) throw Error("zipccl dynamiq: this process is a fork of the one that made the group");
   if (!worker_) worker_ = std::make_unique<Worker>();
   FuturePtr future = new_future(result);
   auto work = [state = state_, job = std::move(job), modes = at::ThreadLocalState(), threads = at::get_num_threads()] {

@@ -4,6 +4,8 @@
 // Not part of ZipBackend: no collective of torch leads here. Python's DynamiQState makes one channel per group.
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <map>
 #include <memory>
@@ -92,6 +94,7 @@ class DynamiqChannel {
   std::string describe(const char* op, int64_t values) const;
 
   int rank_, size_;
+  pid_t made_in_ = getpid();  // neither threads nor connections come along into a forked child
   BackendPtr cuda_;
   std::shared_ptr<State> state_;
   std::unique_ptr<Worker> worker_;  // started by the first CPU call

@@ -343,6 +343,9 @@ OwnCall ZipBackend::all_to_all_call(c10d::OpType type, PartsOf parts, bool fits,
 
 WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                   std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
+  for (const auto* splits : {&input_splits, &output_splits})  // gloo would write before the tensor
+    for (int64_t rows : *splits)
+      TORCH_CHECK_VALUE(rows >= 0, "zipccl: split sizes of an all-to-all cannot be negative: " + std::to_string(rows));
   const at::Tensor in = as_it_lies(input), out = as_it_lies(output);
   const int64_t sent = own_count(in, input_splits, rank_, size_);
   const int64_t got = own_count(out, output_splits, rank_, size_);

@@ -156,6 +156,7 @@ WorkPtr ZipBackend::run(OwnCall call) {
 
 WorkPtr ZipBackend::run_cpu(OwnCall call) {
   TORCH_CHECK(!stopped_, "zipccl: the process group was shut down");
+  if (getpid() != made_in_) throw Error(describe(call) + ": this process is a fork of the one that made the group");
   // Found out when the values are there, it would leave the other ranks waiting for this one.
   for (const at::Tensor& t : call.outputs)
     if (call.received > 0 && at::has_internal_overlap(t) == at::MemOverlap::Yes)

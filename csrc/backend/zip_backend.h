@@ -10,6 +10,8 @@
 // Overrides come in the order of Backend.hpp.
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <functional>
@@ -185,6 +187,7 @@ class ZipBackend : public c10d::Backend {
   std::unique_ptr<Worker> worker_;          // started by the first zipped CPU call
   std::atomic<uint64_t> own_cpu_calls_{0};  // that cpu_ has not counted
   bool stopped_ = false;
+  pid_t made_in_ = getpid();  // neither threads nor connections come along into a forked child
 
   // The last split: c10d asks for it once per device type, with one store.
   StorePtr split_store_;

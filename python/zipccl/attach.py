@@ -47,6 +47,10 @@ def attach(group: dist.ProcessGroup | None = None, options: Options | None = Non
     """
     global _new_groups
     group = group or c10d._get_default_group()
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError("this rank is not in the group")
+    if not isinstance(options, Options | None):
+        raise TypeError(f"options must be zipccl.Options, not {type(options).__name__}")
     options = options or Options()
     _attach(group, options, dist.get_process_group_ranks(group))
     if new_groups:

@@ -224,6 +224,8 @@ def zip_backends(group: dist.ProcessGroup | None = None) -> list[_C.ZipBackend]:
         ValueError: the group has none.
     """
     group = group or dist.distributed_c10d._get_default_group()
+    if isinstance(group, str):
+        raise TypeError(f"a group is wanted, not its name {group!r}")
     found: list[_C.ZipBackend] = []
     for device in getattr(group, "_device_types", ()):  # none: this rank is not in it
         backend = group._get_backend(device)
@@ -231,7 +233,9 @@ def zip_backends(group: dist.ProcessGroup | None = None) -> list[_C.ZipBackend]:
         if isinstance(backend, _C.ZipBackend) and backend not in found:
             found.append(backend)
     if not found:
-        raise ValueError(f"{getattr(group, 'group_name', 'a group of other ranks')!r} is not a zipccl group")
+        if not isinstance(group, dist.ProcessGroup):
+            raise ValueError("this rank is not in the group")
+        raise ValueError(f"{group.group_name!r} is not a zipccl group")
     return found
 
 
@@ -292,6 +296,8 @@ def explain(
     Returns:
         An object with ``choice`` (``"zip"`` or ``"raw"``), ``reason``, ``raw_seconds`` and ``zip_seconds`` (expected).
     """
+    if not isinstance(bytes, int) or bytes < 0:
+        raise ValueError(f"bytes must be a number, 0 or more, not {bytes!r}")
     backend = zip_backends(group)[0]
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if backend.inner("cuda") else "cpu"

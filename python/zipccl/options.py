@@ -10,7 +10,7 @@ import torch
 
 MODES = ("auto", "zip", "raw")
 CODES = ("auto", "fast", "dense")
-_UNITS = {"min_bytes": "bytes", "max_sms": "multiprocessors"}
+_NUMBERS = {"min_bytes": ("bytes", 0, 63), "max_sms": ("multiprocessors", 1, 31)}  # unit, least, bits
 COLLECTIVES = ("all_gather", "all_to_all", "broadcast", "scatter", "gather", "reduce_scatter", "all_reduce")
 WIRE_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -91,10 +91,14 @@ class Options:
             value = WIRE_DTYPES.get(value, value) if isinstance(value, str) else value
             if value not in (None, *WIRE_DTYPES.values()):
                 raise ValueError(f"{said} must be torch.bfloat16, torch.float16 or None, not {value!r}")
-        if name == "min_bytes" and value is not None and (type(value) is not int or value < 0):
-            raise ValueError(f"{said} must be a number of bytes, 0 or more, not {value!r}")
-        if name == "max_sms" and value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"{said} must be a number of multiprocessors, 1 or more, not {value!r}")
+        if name in _NUMBERS and value is not None:
+            unit, least, bits = _NUMBERS[name]
+            if type(value) is not int or value < least:
+                raise ValueError(f"{said} must be a number of {unit}, {least} or more, not {value!r}")
+            if value >= 1 << bits:
+                raise ValueError(f"{said} must be below 2^{bits}, not {value!r}")
+        if name == "nccl_options" and value is not None and not type(value).__module__.startswith("torch"):
+            raise ValueError(f"{said} must be ProcessGroupNCCL.Options, not {value!r}")
         if name == "checksum" and type(value) is not bool:
             raise ValueError(f"{said} must be True or False, not {value!r}")
         setattr(self, name, value)
@@ -132,7 +136,7 @@ class Options:
             "min_bytes": self.min_bytes,
             "max_sms": self.max_sms,
             "checksum": self.checksum,
-            "log_decisions": os.environ.get("ZIPCCL_DEBUG", "").upper() == "INFO",
+            "log_decisions": _debug(),
         }
 
     def fingerprint(self) -> str:
@@ -143,10 +147,18 @@ class Options:
         return " ".join([*said, f"inner={inner}"])
 
 
+def _debug() -> bool:
+    """Whether ZIPCCL_DEBUG asks for decisions to be explained."""
+    asked = os.environ.get("ZIPCCL_DEBUG", "")
+    if asked.upper() not in ("", "OFF", "INFO"):
+        raise ValueError(f"ZIPCCL_DEBUG must be INFO or OFF, not {asked!r}")
+    return asked.upper() == "INFO"
+
+
 def _parse(name: str, variable: str, text: str) -> Any:
-    if name in ("min_bytes", "max_sms"):
+    if name in _NUMBERS:
         if not text.isdigit():
-            raise ValueError(f"{variable} must be a number of {_UNITS[name]}, not {text!r}")
+            raise ValueError(f"{variable} must be a number of {_NUMBERS[name][0]}, not {text!r}")
         return int(text)
     if name == "checksum":
         if text.lower() not in ("0", "1", "true", "false"):
