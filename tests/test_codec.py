@@ -148,6 +148,14 @@ def test_what_needs_grad_can_be_compressed():
     assert not out.requires_grad and torch.equal(out, t.detach())
 
 
+@pytest.mark.parametrize("n", [1, 2, 1000, 1024, 1025, 100_000, 1 << 20])
+def test_split_frames_are_no_larger_than_promised(n):
+    for t in (normal(n), random_bits(n)):
+        size = zipccl.compress(t, layout="split").numel()
+        assert size <= 2 * n * (1 + 1 / 512) + 192 + 384 * -(-n // 1024)
+    assert n < 100_000 or 1.18 < size / (2 * n) < 1.20  # random bits cannot be compressed
+
+
 @every_path
 def test_sizes(path):
     n = 1 << 20

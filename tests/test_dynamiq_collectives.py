@@ -150,6 +150,29 @@ def test_everything_that_travels_is_within_the_bits(world):
         assert all(0.96 * allowed < got <= allowed for got, allowed in found)
 
 
+def received_of_small(rank):
+    """Bytes received by all-reduces around the size from which they are packed, and what wire_bytes() says."""
+    ranks.init("gloo")
+    n = dist.get_world_size()
+    found = []
+    for bits in (3.0, 5.0):
+        state = zipccl.DynamiQState(topology="direct", bits=bits)
+        for count in (1, 2000, 2048 * n - 1, 2048 * n, 3000 * n, 5000 * n + 77):
+            before = state.stats().get("all_reduce", {"wire_bytes": 0})["wire_bytes"]
+            zipccl.dynamiq.all_reduce(torch.randn(count), state)
+            received = state.stats()["all_reduce"]["wire_bytes"] - before
+            found.append((received, zipccl.dynamiq.wire_bytes(count, n, bits)))
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_wire_bytes_holds_for_small_tensors(world):
+    for found in ranks.run(received_of_small, world):
+        assert all(0.95 * most - 1 < got <= most for got, most in found), found
+    assert zipccl.dynamiq.wire_bytes(2000, 2, 5.0) == 8000
+    assert zipccl.dynamiq.wire_bytes(2000, 1, 5.0) == 0
+
+
 def test_one_rank_and_nothing():
     options = {"topology": "auto"}
     rows = rows_of(5000, 1)

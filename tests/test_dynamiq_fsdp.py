@@ -96,6 +96,8 @@ def test_hsdp(all_reduce):
     [
         ({"all_gathr": "zip"}, "all_gathr: no argument"),
         ({"reduce_scatter": "dynamiq", "topolgy": "ring"}, "topolgy: no argument"),
+        ({"all_gather": "zip", "bits": 99}, "bits: no argument of use.. without dynamiq"),
+        ({"reduce_scatter": "dynamiq", "bits": 99}, "bits must lie between"),
         ({"reduce_scatter": "zip", "topology": "ring"}, "topology: no argument of use.. without dynamiq"),
     ],
     ids=str,

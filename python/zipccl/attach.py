@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,16 @@ class _Attached:
 # torch keeps the first plug-in of a group for the group's life, so it is made once and registered again.
 _attached: weakref.WeakKeyDictionary[dist.ProcessGroup, _Attached] = weakref.WeakKeyDictionary()
 _new_groups: Options | None = None  # options for groups to come
+
+
+@dataclasses.dataclass
+class _Overridden:
+    base: dict[str, Any]  # settings without any override
+    changes: dict[object, dict[str, Any]] = dataclasses.field(default_factory=dict)  # of open ones, oldest first
+
+
+_overridden: dict[_C.ZipBackend, _Overridden] = {}  # only while an override is open
+_overridden_lock = threading.Lock()
 _make_group = c10d._new_process_group_helper
 
 
@@ -40,7 +51,9 @@ def attach(group: dist.ProcessGroup | None = None, options: Options | None = Non
     Args:
         group: default: the default group.
         options: default: ``Options()``.
-        new_groups: attach to every group that is made from now on too, until ``detach(new_groups=True)``.
+        new_groups: attach to every gloo or NCCL group that is made from now on too, until ``detach(new_groups=True)``.
+            ``destroy_process_group()`` does not end that: the default group of a later ``init_process_group()`` and
+            the groups after it are attached as well.
 
     Raises:
         ValueError: the group is a zipccl group, or has neither gloo for CPU tensors nor NCCL for CUDA tensors.
@@ -62,11 +75,15 @@ def detach(group: dist.ProcessGroup | None = None, new_groups: bool = False) -> 
     """Takes zipccl out again: the group's calls go to its own backends. Nothing to do for a group without.
 
     A collective call, like ``attach()``. Calls in flight complete. ``new_groups``: groups made from now on are left
-    alone again.
+    alone again; that part is this process's own, and with it there need be no default group (any more).
+
+    Raises:
+        ValueError: no group is named, there is no default group, and ``new_groups`` is not set.
     """
     global _new_groups
-    group = group or c10d._get_default_group()
-    attached = _attached.get(group)
+    if group is None and (dist.is_initialized() or not new_groups):
+        group = c10d._get_default_group()
+    attached = None if group is None else _attached.get(group)
     if attached is not None:
         for device in group._device_types:
             inner = attached.backend.inner(device.type)
@@ -80,6 +97,10 @@ def detach(group: dist.ProcessGroup | None = None, new_groups: bool = False) -> 
 @contextlib.contextmanager
 def override(group: dist.ProcessGroup | None = None, **changes: Any) -> Iterator[None]:
     """Other options for the calls inside the ``with``: ``override(all_gather="raw")``. The same on every rank.
+
+    The change is the group's: while it is open, it holds for calls of all threads on this group. Several may be open
+    at a time, nested or in several threads, and close in any order: of those still open the one opened last counts,
+    field by field. ``attach()`` meanwhile changes the options underneath.
 
     Args:
         group: default: the default group.
@@ -100,16 +121,40 @@ def override(group: dist.ProcessGroup | None = None, **changes: Any) -> Iterator
         for backend in backends:
             if backend.inner("cpu") is not None and not backend.can_zip_cpu() and backend.size() > 1:
                 raise ValueError("this group was made with every collective raw, so it has no way to zip CPU tensors")
-    before = [backend.settings() for backend in backends]
-    for backend, old in zip(backends, before, strict=True):
-        new = {**old, **{name: wanted[name] for name in changes if name not in COLLECTIVES}}
-        new["modes"] = {**old["modes"], **{name: wanted["modes"][name] for name in changes if name in COLLECTIVES}}
-        backend.change_settings(new)
+    change = {name: wanted[name] for name in changes if name not in COLLECTIVES}
+    change["modes"] = {name: wanted["modes"][name] for name in changes if name in COLLECTIVES}
+    own = object()
+    with _overridden_lock:
+        for backend in backends:
+            _overridden.setdefault(backend, _Overridden(backend.settings())).changes[own] = change
+            _settle(backend)
     try:
         yield
     finally:
-        for backend, old in zip(backends, before, strict=True):
-            backend.change_settings(old)
+        with _overridden_lock:
+            for backend in backends:
+                del _overridden[backend].changes[own]
+                _settle(backend)
+
+
+def _settle(backend: _C.ZipBackend) -> None:
+    """Gives a backend the settings that result from the overrides that are open now. Under the lock."""
+    overridden = _overridden[backend]
+    settings = overridden.base
+    for change in overridden.changes.values():
+        settings = {**settings, **change, "modes": {**settings["modes"], **change["modes"]}}
+    if not overridden.changes:
+        del _overridden[backend]
+    backend.change_settings(settings)
+
+
+def _change_base(backend: _C.ZipBackend, settings: dict[str, Any]) -> None:
+    with _overridden_lock:
+        if backend in _overridden:
+            _overridden[backend].base = settings
+            _settle(backend)
+        else:
+            backend.change_settings(settings)
 
 
 def _backend_type(device: str) -> Any:
@@ -121,7 +166,7 @@ def _attach(group: dist.ProcessGroup, options: Options, global_ranks: list[int])
     _attached[group] = attached
     attached.times += 1  # also where ranks then find that they disagree, so that they can try again
     check_same_options(attached.facts, options, f"zipccl/options/{attached.times}")
-    attached.backend.change_settings(options.native())
+    _change_base(attached.backend, options.native())
     for device in group._device_types:
         if attached.backend.inner(device.type) is not None:
             group._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, attached.backend)

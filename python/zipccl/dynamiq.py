@@ -9,8 +9,10 @@ NCCL::
     zipccl.dynamiq.all_reduce(tensor, state)  # the same outside a hook
 """
 
+import copy
 import datetime
 import math
+import numbers
 import os
 import warnings
 import weakref
@@ -29,14 +31,32 @@ WIDTHS = ("fine", "paper")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST_BITS, _MOST_BITS = 1.0, 16.0
 _LEAST_MET = {"fine": 1.5, "paper": 2.85}  # the narrowest codes with their scales and statistics take that much
+_FEWEST_PACKED = 2048  # coordinates per rank, as in csrc/backend/dynamiq_channel.cpp
 _VERSION = 2  # of state_dict()
+_SAVED = ("version", "seed", "calls", "steps", "rank", "residuals")  # in every version
 # Few levels mean that every hop enlarges what the next has to round: measured, the error of a ring then grows
 # exponentially with its length.
 _LONGEST_RING, _LEAST_RING_BITS = 16, 4.0
 
 
+class _Lost:
+    """In place of a group that was not pickled."""
+
+    def __repr__(self) -> str:
+        return "<a group that was not pickled>"
+
+    def __reduce__(self) -> str:
+        return "_LOST"  # there is one
+
+
+_LOST = _Lost()
+
+
 class DynamiQState:
     """What DynamiQ is to do, and where in its random numbers a run is. The same on every rank.
+
+    ``copy.copy()`` and ``copy.deepcopy()`` both make a state of its own, of the same group. Pickling leaves the group
+    out: an unpickled state that had one of its own raises ValueError wherever it is used, until ``.group`` is set.
 
     Args:
         group: whose ranks are summed; default: the default group. Looked up at the first use.
@@ -87,6 +107,8 @@ class DynamiQState:
             raise ValueError(f"topology must be one of {TOPOLOGIES}, not {topology!r}")
         if widths not in WIDTHS:
             raise ValueError(f"widths must be one of {WIDTHS}, not {widths!r}")
+        if not isinstance(bits, numbers.Real) or isinstance(bits, bool):
+            raise ValueError(f"bits must be a number, not {bits!r}")
         if not _LEAST_BITS <= bits <= _MOST_BITS:
             raise ValueError(f"bits must lie between {_LEAST_BITS} and {_MOST_BITS}, not {bits}")
         if bits < _LEAST_MET[widths]:
@@ -94,14 +116,15 @@ class DynamiQState:
                 f"{bits} bits with widths={widths!r} are not enough: codes and scales take up to {_LEAST_MET[widths]}"
             )
             warnings.warn(text, stacklevel=2)
-        if not isinstance(seed, int) or not 0 <= seed < 2**64:
-            raise ValueError(f"seed must be a whole number from 0 to 2**64 - 1, not {seed}")
-        if node_size is not None and (not isinstance(node_size, int) or node_size < 1):
-            raise ValueError(f"node_size must be a whole number from 1 on, not {node_size}")
-        if warmup_steps < 0 or exempt_below < 0:
-            raise ValueError("warmup_steps and exempt_below must not be negative")
-        if block_bytes is not None and block_bytes < 1024:
-            raise ValueError(f"block_bytes must be at least 1024, not {block_bytes}")
+        seed = _whole("seed", seed, 0, 2**64 - 1)
+        node_size = None if node_size is None else _whole("node_size", node_size, 1)
+        warmup_steps = _whole("warmup_steps", warmup_steps, 0)
+        exempt_below = _whole("exempt_below", exempt_below, 0)
+        block_bytes = None if block_bytes is None else _whole("block_bytes", block_bytes, 1024)
+        flags = {"exempt_1d": exempt_1d, "error_feedback": error_feedback, "correlated": correlated}
+        for name, value in flags.items():
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be True or False, not {value!r}")
         if error_feedback and topology == "hierarchical":
             raise ValueError('error_feedback does not go with topology="hierarchical"')
         self.group = group
@@ -119,11 +142,12 @@ class DynamiQState:
         self.calls = 0  # made so far; the place in the random numbers
         self.steps = 0  # optimizer steps the hook has seen
         self._residuals = Residuals()
-        self._residuals_of: int | None = None  # rank; None: this one
+        self._residuals_of: int | None = None  # rank; None: nobody's yet
         self._compared: tuple[weakref.ref, str] | None = None  # with the other ranks: in which group, and what
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything of this state that a resumed run needs; tensors only with ``error_feedback``.
+        """Everything of this state that a resumed run needs; tensors only with ``error_feedback``. Needs no process
+        group.
 
         DDP puts all gradients in one bucket in the first step after it was made, so a resumed run rounds that step
         otherwise than the run it goes on from.
@@ -131,15 +155,12 @@ class DynamiQState:
         What error feedback carries belongs to a rank and to parameters: on another rank, or with a model whose
         parameters DDP's first step brings in another order or size, it is dropped.
         """
-        rank = self._residuals_of
-        if rank is None and self._residuals:
-            rank = dist.get_rank(self.group)
         return {
             "version": _VERSION,
             "seed": self.seed,
             "calls": self.calls,
             "steps": self.steps,
-            "rank": rank,
+            "rank": self._residuals_of,
             "residuals": self._residuals.saved(),
         }
 
@@ -147,20 +168,29 @@ class DynamiQState:
         """Takes over what ``state_dict()`` gave. Needs no process group.
 
         Raises:
-            ValueError: the dict is of a newer zipccl.
+            ValueError: the dict is of a newer zipccl, or lacks something.
         """
-        if state["version"] > _VERSION:
+        if state.get("version", _VERSION) > _VERSION:
             raise ValueError(f"this state of DynamiQ has version {state['version']}, this zipccl knows {_VERSION}")
+        missing = [name for name in _SAVED if name not in state]
+        if missing:
+            raise ValueError(f"this is no state_dict() of DynamiQState: {', '.join(missing)} missing")
         self.seed, self.calls, self.steps = state["seed"], state["calls"], state["steps"]
         # Version 1 knew them by bucket, not by parameter.
         self._residuals.load(state["residuals"] if state["version"] >= 2 else {})
         self._residuals_of = state["rank"]
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {**self.__dict__, "group": None, "_compared": None}  # process groups cannot be pickled
-        if self._residuals and self._residuals_of is None:
-            kept["_residuals_of"] = dist.get_rank(self.group)
-        return kept
+        # Process groups cannot be pickled.
+        return {**self.__dict__, "group": None if self.group is None else _LOST, "_compared": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DynamiQState":
+        made = memo[id(self)] = object.__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__getstate__(), memo), group=self.group)
+        return made
+
+    def __copy__(self) -> "DynamiQState":
+        return copy.deepcopy(self)
 
     def stats(self) -> dict[str, dict[str, int]]:
         """What this group's DynamiQ calls have moved on this rank, by ``"all_reduce"`` and ``"reduce_scatter"``:
@@ -179,6 +209,8 @@ class DynamiQState:
     # ---- inside ----
 
     def _group(self) -> dist.ProcessGroup:
+        if self.group is _LOST:
+            raise ValueError("this DynamiQState was unpickled and has lost its group: set .group (None: the default)")
         return self.group if self.group is not None else c10d._get_default_group()
 
     def _channel(self) -> _C.DynamiqChannel:
@@ -233,11 +265,19 @@ class DynamiQState:
     def _carried(self) -> "Residuals | None":
         if not self.error_feedback:
             return None
-        if self._residuals_of is not None:
-            if self._residuals_of != dist.get_rank(self.group):
-                self._residuals.load({})
-            self._residuals_of = None
+        rank = self._group().rank()
+        if self._residuals_of not in (None, rank):
+            self._residuals.load({})
+        self._residuals_of = rank  # state_dict() may be called when the group is gone
         return self._residuals
+
+
+def _whole(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise ValueError(f"{name} must be a whole number, not {value!r}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} must lie between {least} and {most}, not {value}")
+    return int(value)
 
 
 class Residuals:
@@ -501,6 +541,11 @@ def dynamiq_hook(state: DynamiQState, bucket: dist.GradBucket) -> torch.futures.
 
 
 def wire_bytes(count: int, ranks: int, bits: float) -> int:
-    """Bytes that a rank receives for an all-reduce of ``count`` coordinates, at most: 2 (n - 1) / n at ``bits``, where
-    so few can be met (``DynamiQState``)."""
-    return math.ceil(2 * (ranks - 1) / ranks * count * bits / 8)
+    """Bytes that a rank receives for an all-reduce of ``count`` coordinates, at most.
+
+    That is 2 (n - 1) / n of them at ``bits`` each, or, of fewer than 2048 n, which are summed uncompressed, at 32 bits.
+    More arrive where so few bits cannot be met: as ``DynamiQState`` says, and below 3 bits also of little more than
+    2048 n coordinates.
+    """
+    each = bits if count >= _FEWEST_PACKED * ranks else 32
+    return math.ceil(2 * (ranks - 1) / ranks * count * each / 8)

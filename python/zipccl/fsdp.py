@@ -37,7 +37,7 @@ def use(
     model: nn.Module,
     all_gather: str | None = None,
     reduce_scatter: str | None = None,
-    bits: float = 5.0,
+    bits: float | None = None,
     *,
     all_reduce: str | None = None,
     **dynamiq: Any,
@@ -52,7 +52,7 @@ def use(
         reduce_scatter: of gradients. ``"dynamiq"``: DynamiQ (lossy; each part is summed in fp32 and packed once).
             ``"zip"``, ``"auto"``, ``"raw"``: lossless, though ``"zip"`` and ``"auto"`` sum in another order. None: as
             it is.
-        bits: of DynamiQ, per coordinate.
+        bits: of DynamiQ, per coordinate; default: 5.
         all_reduce: of gradients between replicas, in HSDP: the same values. None: ``"dynamiq"`` where
             ``reduce_scatter`` is, else as it is.
         dynamiq: more arguments of ``DynamiQState``: topology, widths, seed, correlated, ...
@@ -78,7 +78,9 @@ def use(
         if value is not None and value not in known:
             raise ValueError(f"{name} must be one of {known}, not {value!r}")
     lossy = "dynamiq" in (reduce_scatter, all_reduce)
-    unknown = dynamiq.keys() - inspect.signature(DynamiQState).parameters.keys() | dynamiq.keys() & {"group", "bits"}
+    if bits is not None:
+        dynamiq["bits"] = bits
+    unknown = dynamiq.keys() - inspect.signature(DynamiQState).parameters.keys() | dynamiq.keys() & {"group"}
     if unknown or (dynamiq and not lossy):
         raise ValueError(
             f"{', '.join(sorted(unknown or dynamiq))}: no argument of use(){'' if unknown else ' without dynamiq'}"
@@ -103,7 +105,7 @@ def use(
                 _lossless_group(shards)
                 module.set_custom_all_gather(_LosslessAllGather(all_gather))
             if reduce_scatter == "dynamiq" and shards is not None:
-                choice.reduce_scatter = choice.reduce_scatter or DynamiQState(shards, bits, **dynamiq)
+                choice.reduce_scatter = choice.reduce_scatter or DynamiQState(shards, **dynamiq)
                 _same_group(choice.reduce_scatter, shards)
                 module.set_custom_reduce_scatter(_DynamiqReduceScatter(choice.reduce_scatter))
             elif reduce_scatter is not None and shards is not None:
@@ -113,7 +115,7 @@ def use(
             installed |= shards is not None or replicas is not None
             if all_reduce is not None and replicas is not None:
                 if all_reduce == "dynamiq":
-                    choice.all_reduce = choice.all_reduce or DynamiQState(replicas, bits, **apart)
+                    choice.all_reduce = choice.all_reduce or DynamiQState(replicas, **apart)
                     _same_group(choice.all_reduce, replicas)
                     _replace_replicas(group, _DynamiqReplicas(choice.all_reduce))
                 else:
