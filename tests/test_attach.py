@@ -119,3 +119,15 @@ def born_again(rank):
 
 def test_attach_to_new_groups_lasts_until_detach():
     ranks.run(born_again, 2)
+
+
+def named(rank):
+    ranks.init("gloo")
+    zipccl.attach(options=zipccl.Options(reduce_scatter="zip", min_bytes=0))
+    name, x = dist.group.WORLD.group_name, torch.ones(2000)
+    with pytest.raises(zipccl.Error, match=rf"reduce_scatter \(rank {rank} of 2, group {name}, .*another reduce op"):
+        dist.reduce_scatter_tensor(x[:1000], x, op=dist.ReduceOp.AVG if rank == 1 else dist.ReduceOp.SUM)
+
+
+def test_errors_name_the_group():
+    ranks.run(named, 2)

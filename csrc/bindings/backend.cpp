@@ -113,6 +113,8 @@ void bind_backend(py::module_& m) {
       .def("reset_stats", &ZipBackend::reset_stats)
       .def("scratch_bytes", &ZipBackend::scratch_bytes)
       .def("can_zip_cpu", &ZipBackend::can_zip_cpu)
+      // For errors. torch names backends that it makes itself.
+      .def("name_group", [](ZipBackend& b, const std::string& name) { b.c10d::Backend::setGroupUid(name); })
       .def(
           "explain",
           [](ZipBackend& b, const std::string& op, at::Device device, uint64_t bytes) {

@@ -178,7 +178,7 @@ std::vector<at::Tensor> exchange(const Place& place, const Tensors& inputs, cons
 
   // Sizes: sent ones, then received ones. On CUDA the exchange below is enqueued, and runs, while the host learns them.
   // On the CPU they come with what is sent ahead, and the use has been compared.
-  const int64_t use = inputs[0].is_cpu() ? 0 : static_cast<int64_t>(pair.use) << kUseShift;
+  const int64_t use = inputs[0].is_cpu() ? 0 : static_cast<int64_t>(uint64_t{pair.use} << kUseShift);
   if (use != 0) frames.sizes.add_(use);
   Engine::Reading learn_sizes;
   if (!two || !inputs[0].is_cpu()) learn_sizes = begin_all_to_all_words(place, frames.sizes);

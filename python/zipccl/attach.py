@@ -191,7 +191,9 @@ def _build_under(group: dist.ProcessGroup, options: Options, global_ranks: list[
     facts.timeout = next(iter(inner.values())).options._timeout
     facts.group_id = group.group_name
     facts.global_ranks_in_group = global_ranks
-    return _Attached(facts, build(facts, options.native(), inner.get("cpu"), inner.get("cuda"), zip_cpu=True))
+    made = build(facts, options.native(), inner.get("cpu"), inner.get("cuda"), zip_cpu=True)
+    made.name_group(group.group_name)
+    return _Attached(facts, made)
 
 
 def _make_group_attached(group_size: int, group_rank: int, global_ranks: list[int], *args: Any, **kwargs: Any) -> Any:
