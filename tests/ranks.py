@@ -8,7 +8,7 @@
     results = ranks.run(work, 2, 1.5)      # one result per rank, or RankFailed with the guilty rank's traceback
 
 Ranks are forked from a server that has torch imported already, so a run costs a fraction of a second. They leave by
-os._exit: the ordinary end of a torch process takes seconds and is tested by itself (test_groups.py).
+os._exit, or are killed: the ordinary end of a torch process takes seconds and is tested by itself (test_groups.py).
 """
 
 from __future__ import annotations
@@ -158,6 +158,9 @@ def _main(pipe: Any, directory: str, rank: int, env: dict[str, str], work: Calla
         answer = pickle.dumps((False, traceback.format_exc()))
     pipe.send_bytes(answer)
     sys.stdout.flush()
+    if torch.cuda.is_initialized():
+        # A rank's GPU is through with a call before NCCL has sent all of it: going now would break the peers' calls.
+        multiprocessing.parent_process().join(60)  # run() kills us when all have spoken
     os._exit(0)
 
 

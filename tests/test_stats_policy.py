@@ -4,6 +4,8 @@ import random
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from zipccl import _C
 
 GB = 1e9
@@ -357,3 +359,52 @@ def test_uneven_ranks_with_other_clocks_and_shares_decide_alike():
             s.record("all_to_all", n, d, seconds, raw, wire, False)
         agree(ranks, "all_to_all", shares, shared=False)
     assert set(made) == set(ALL)
+
+
+# ---- what need not be decided again --------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_raw_again_says_what_decide_would(data):
+    """Two switchers see the same calls; one is asked raw_again() first. Decisions, agreements and counts stay alike."""
+    full, quick = switcher(bytes_per_s=5 * GB), switcher(bytes_per_s=5 * GB)
+    skipped = 0
+    for _ in range(data.draw(st.integers(1, 6))):
+        op, shared = data.draw(st.sampled_from([("all_gather", True), ("all_to_all", False), ("broadcast", True)]))
+        nbytes = data.draw(st.sampled_from([1 << 14, 1 << 20, (1 << 20) + 16, 1 << 24]))
+        allowed = data.draw(st.sampled_from([ALL if op == "all_to_all" else RAW_OR_ZIP, ["raw"], ["zip"]]))
+        least = data.draw(st.sampled_from([0, 1 << 20]))
+        raw, zipped = data.draw(st.sampled_from([(1.0, 2.0), (1.0, 1.1), (1.0, 0.5)]))
+        for call in range(data.draw(st.integers(1, 300))):
+            d = full.decide(op, 2, nbytes, allowed, shared, least)
+            if quick.raw_again(op, nbytes, allowed, shared, least):
+                skipped += 1
+                assert d.choice == "raw" and not d.timed and not d.trial
+                seen = []
+            else:
+                mine = quick.decide(op, 2, nbytes, allowed, shared, least)
+                assert (choice_of(mine), mine.reason, mine.timed) == (choice_of(d), d.reason, d.timed), call
+                seen = [(quick, mine)]
+            for s, of in [(full, d), *seen]:
+                seconds = (raw if d.choice == "raw" else zipped) * nbytes / GB
+                if of.timed:
+                    s.record(op, nbytes, of, seconds, 1000 * (d.choice != "raw"), 710 * (d.choice != "raw"), shared)
+            assert quick.wants_agreement(op, nbytes, shared) == full.wants_agreement(op, nbytes, shared)
+            agree([full], op, [nbytes], shared)
+            agree([quick], op, [nbytes], shared)
+        assert full.explain(op, 2, nbytes, RAW_OR_ZIP).reason == quick.explain(op, 2, nbytes, RAW_OR_ZIP).reason
+
+
+def test_a_settled_raw_is_rarely_decided():
+    s, decided = switcher(bytes_per_s=100 * GB), 0
+    for _ in range(5000):
+        if not s.raw_again("all_gather", 1 << 24, RAW_OR_ZIP):
+            decided += 1
+            d = s.decide("all_gather", 2, 1 << 24, RAW_OR_ZIP)
+            if d.timed:
+                s.record("all_gather", 1 << 24, d, 1e-4 if d.choice == "raw" else 2e-4, 0, 0)
+            agree([s], "all_gather", [1 << 24])
+    assert decided < 200
+    assert not s.raw_again("all_gather", 1 << 23, RAW_OR_ZIP)  # another size class
+    assert not s.raw_again("all_gather", 1 << 24, ["raw", "zip2"])

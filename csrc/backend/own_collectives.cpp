@@ -261,10 +261,12 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
 }
 
 WorkPtr ZipBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  if (stays_raw(Op::all_gather, input, output.nbytes()) && fits_rows(output, input, size_) && inner_moves(input))
+  const bool fits = fits_rows(output, input, size_);
+  if (fits && inner_moves(input) &&
+      (stays_raw(Op::all_gather, input, output.nbytes()) || raw_again(Op::all_gather, {input.nbytes()}, input, output)))
     return pass_on(Op::all_gather, output.nbytes() - input.nbytes(), input.device(),
                    [&](c10d::Backend& b) { return b._allgather_base(output, input, opts); });
-  if (input.is_cuda() && fits_rows(output, input, size_) && alike({output}, input)) {
+  if (input.is_cuda() && fits && alike({output}, input)) {
     // Parts are made where they are needed: they are views, and cost a microsecond each.
     OwnCall call =
         make_call(Op::all_gather, c10d::OpType::_ALLGATHER_BASE, {input}, {output}, patience(opts),
@@ -313,13 +315,12 @@ WorkPtr ZipBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, co
 
 // parts: inputs and outputs by rank, made where they are needed: they are views, and cost a microsecond each. like: one
 // of the tensors. received: bytes from other ranks.
-OwnCall ZipBackend::all_to_all_call(c10d::OpType type, PartsOf parts, bool fits, const at::Tensor& like, uint64_t bytes,
+OwnCall ZipBackend::all_to_all_call(c10d::OpType type, PartsOf parts, bool fits, const at::Tensor& like, CallSize size,
                                     uint64_t received, Tensors inputs, Tensors outputs, Patience patience,
                                     RawCall raw) const {
   OwnCall call = make_call(Op::all_to_all, type, std::move(inputs), std::move(outputs), patience, std::move(raw));
   const Mode mode = options_.of(Op::all_to_all);
-  // No rank knows how much the others send, not even where it passes no splits itself: the switcher has them agree.
-  call.size = {bytes, /*shared=*/false};
+  call.size = size;
   call.received = received;
   call.zippable = fits && frame_for(like, &call.frame);
   if (fits && like.is_cpu() && (type == c10d::OpType::ALLTOALL || !gloo_moves(like.scalar_type()))) {
@@ -351,7 +352,10 @@ WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
   const int64_t got = own_count(out, output_splits, rank_, size_);
   const bool fits = sent >= 0 && sent == got && alike({output}, input);
   const uint64_t received = got < 0 ? 0 : output.nbytes() - got * output.itemsize();
-  if (stays_raw(Op::all_to_all, input, std::numeric_limits<uint64_t>::max()) && inner_moves(input))
+  // No rank knows how much the others send, not even where it passes no splits itself: the switcher has them agree.
+  const CallSize size{std::max<uint64_t>(input.nbytes(), output.nbytes()), /*shared=*/false};
+  if (inner_moves(input) && (stays_raw(Op::all_to_all, input, std::numeric_limits<uint64_t>::max()) ||
+                             (fits && raw_again(Op::all_to_all, size, input, output))))
     return pass_on(Op::all_to_all, received, input.device(),
                    [&](c10d::Backend& b) { return b.alltoall_base(output, input, output_splits, input_splits, opts); });
   OwnCall call = all_to_all_call(
@@ -359,7 +363,7 @@ WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
       [in, out, input_splits, output_splits, world = size_] {
         return std::pair(split_parts(in, input_splits, world), split_parts(out, output_splits, world));
       },
-      fits, input, std::max<uint64_t>(input.nbytes(), output.nbytes()), received, {input}, {output}, patience(opts),
+      fits, input, size, received, {input}, {output}, patience(opts),
       [output, input, output_splits, input_splits, opts](c10d::Backend& b) mutable {
         return b.alltoall_base(output, input, output_splits, input_splits, opts);
       });
@@ -378,10 +382,11 @@ WorkPtr ZipBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllT
   const bool fits = inputs.size() == world && outputs.size() == world && alike(inputs, inputs[0]) &&
                     alike(outputs, inputs[0]) && inputs[rank_].numel() == outputs[rank_].numel();
   const uint64_t all = total_bytes(outputs), received = all - (fits ? outputs[rank_].nbytes() : 0);
+  const CallSize size{std::max(total_bytes(inputs), all), /*shared=*/false};
   return run(all_to_all_call(
       c10d::OpType::ALLTOALL, [ins = as_they_lie(inputs), outs = as_they_lie(outputs)] { return std::pair(ins, outs); },
-      fits, inputs.empty() ? at::Tensor() : inputs[0], std::max(total_bytes(inputs), all), received, inputs, outputs,
-      patience(opts), [outputs, inputs, opts](c10d::Backend& b) mutable { return b.alltoall(outputs, inputs, opts); }));
+      fits, inputs.empty() ? at::Tensor() : inputs[0], size, received, inputs, outputs, patience(opts),
+      [outputs, inputs, opts](c10d::Backend& b) mutable { return b.alltoall(outputs, inputs, opts); }));
 }
 
 // ---- reductions ----
@@ -505,11 +510,17 @@ WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
 
 WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const int root = static_cast<int>(opts.rootRank);
+  const bool fits = tensors.size() == 1 && opts.rootTensor == 0 && root >= 0 && root < size_;
+  if (fits && tensors[0].is_cuda()) {
+    const at::Tensor& t = tensors[0];
+    if (stays_raw(Op::broadcast, t, t.nbytes()) || raw_again(Op::broadcast, {t.nbytes()}, t, t))
+      return pass_on(Op::broadcast, rank_ == root ? 0 : t.nbytes(), t.device(),
+                     [&](c10d::Backend& b) { return b.broadcast(tensors, opts); });
+  }
   OwnCall call = make_call(Op::broadcast, c10d::OpType::BROADCAST, tensors, tensors, patience(opts),
                            [tensors, opts](c10d::Backend& b) mutable { return b.broadcast(tensors, opts); });
   call.size.bytes = total_bytes(tensors);
   call.received = rank_ == root ? 0 : call.size.bytes;
-  const bool fits = tensors.size() == 1 && opts.rootTensor == 0 && root >= 0 && root < size_;
   call.zippable = fits && frame_for(tensors[0], &call.frame) && call.size.bytes > 0 &&
                   call.size.bytes >= options_.threshold(options_.of(Op::broadcast));
   if ((fits && odd(tensors, {})) || (may_zip(call) && tensors[0].is_cpu() && !contiguous(tensors))) {

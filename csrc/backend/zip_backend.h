@@ -163,7 +163,7 @@ class ZipBackend : public c10d::Backend {
   OwnCall gather_call(c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<std::vector<at::Tensor>> outputs,
                       std::vector<at::Tensor> user_outputs, Patience patience, RawCall raw) const;
   using PartsOf = std::function<std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>()>;
-  OwnCall all_to_all_call(c10d::OpType type, PartsOf parts, bool fits, const at::Tensor& like, uint64_t bytes,
+  OwnCall all_to_all_call(c10d::OpType type, PartsOf parts, bool fits, const at::Tensor& like, CallSize size,
                           uint64_t received, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
                           Patience patience, RawCall raw) const;
   OwnCall reduce_call(Op op, c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
@@ -205,6 +205,9 @@ class ZipBackend : public c10d::Backend {
   class HostOfCuda;
   void prepare(CudaState& state, Place* place, const HostOfCuda& host);
   WorkPtr run_cuda(OwnCall call);
+  // Whether this is a CUDA call that the switcher sends to the inner backend as it did the last one. Spares making an
+  // OwnCall to ask it; counts the call if so. The arguments must fit each other.
+  bool raw_again(Op op, CallSize size, const at::Tensor& input, const at::Tensor& output);
   Engine::Watch watch_over(const std::string& what, std::chrono::milliseconds timeout) const;
   void await_own_streams() const;
   Decision explain_cuda(Op op, at::Device device, const FrameOptions& frame, uint64_t bytes);
@@ -212,6 +215,8 @@ class ZipBackend : public c10d::Backend {
   std::shared_ptr<FrameChecks> frame_checks_ = std::make_shared<FrameChecks>();
   // A call waited in vain: what comes behind it on the GPU would do so too.
   std::shared_ptr<std::atomic<bool>> given_up_ = std::make_shared<std::atomic<bool>>(false);
+#else
+  bool raw_again(Op, CallSize, const at::Tensor&, const at::Tensor&) { return false; }
 #endif
 };
 

@@ -131,6 +131,19 @@ void ZipBackend::prepare(CudaState& state, Place* place, const HostOfCuda& host)
   if (*state.words_by_host) place->host = &host;
 }
 
+bool ZipBackend::raw_again(Op op, CallSize size, const at::Tensor& input, const at::Tensor& output) {
+  const at::Device device = input.device();
+  // Calls that run_cuda() would not count are not for us: NCCL refuses tensors with gaps.
+  if (!device.is_cuda() || output.device() != device || output.scalar_type() != input.scalar_type()) return false;
+  if (!input.is_contiguous() || !output.is_contiguous()) return false;
+  auto it = cuda_states_.find(device.index());
+  if (it == cuda_states_.end() || it->second->step.lost() || options_.log_decisions) return false;
+  c10::cuda::CUDAGuard device_guard(device);
+  if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) return false;
+  frame_checks_->poll();
+  return it->second->switcher.raw_again(op, size, choices(op, options_), options_.threshold(options_.of(op)));
+}
+
 WorkPtr ZipBackend::run_cuda(OwnCall call) {
   const at::Device device = (call.inputs.empty() ? call.outputs : call.inputs)[0].device();
   c10::cuda::CUDAGuard device_guard(device);

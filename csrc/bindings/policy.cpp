@@ -61,6 +61,13 @@ void bind_policy(py::module_& m) {
           py::arg("op"), py::arg("world"), py::arg("bytes"), py::arg("allowed"), py::arg("shared") = true,
           py::arg("least") = 0)
       .def(
+          "raw_again",
+          [](Switcher& s, const std::string& op, uint64_t bytes, const std::vector<std::string>& allowed, bool shared,
+             uint64_t least) {
+            return s.raw_again(parse_op(op), {bytes, shared}, parse_choices(allowed), least);
+          },
+          py::arg("op"), py::arg("bytes"), py::arg("allowed"), py::arg("shared") = true, py::arg("least") = 0)
+      .def(
           "explain",
           [](const Switcher& s, const std::string& op, int world, uint64_t bytes,
              const std::vector<std::string>& allowed) {

@@ -34,6 +34,7 @@ void Switcher::set_measurements(const LinkModel& link, const CodecModel& codec) 
   link_ = link;
   codec_ = codec;
   measured_ = true;
+  ++knowledge_;
 }
 
 double Switcher::ratio(Op op) const {
@@ -180,6 +181,7 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
   Flow& flow = flows_[flow_key(op, size)];
   const Mix mix = mix_of(&flow, size);
   flow.least = allowed[0] && !size.shared ? least : 0;
+  flow.settled.reset();
   const uint64_t number = flow.calls++;
   ++flow.since;
   if (!size.shared && flow.since > flow.interval - kAgreeEvery) flow.log.push_back({static_cast<double>(size.bytes)});
@@ -191,6 +193,7 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
     return d;
   }
   if (all_below(mix, flow.least)) {
+    flow.settled = settled(size, allowed, least);
     if (say) d.reason = "the calls before were below min_bytes (" + std::to_string(flow.least) + ")";
     return d;
   }
@@ -212,6 +215,7 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
   const bool trial = flow.trial_left > 0;
   d.timed = trial || flow.since > flow.interval - kTimed;
   const bool exploring = !trial && d.timed && flow.calls >= flow.explore_at;
+  if (d.choice == Choice::raw) flow.settled = settled(size, allowed, least);
   if (!trial && !exploring) return d;
   d.trial = true;
   if (exploring) flow.explore_at = flow.calls + 2 * static_cast<uint64_t>(flow.interval);
@@ -241,6 +245,17 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
   d.choice = static_cast<Choice>(k);
   if (say) d.reason = std::string("trying ") + name(d.choice) + "; " + d.reason;
   return d;
+}
+
+bool Switcher::raw_again(Op op, CallSize size, const Choices& allowed, uint64_t least) {
+  auto it = flows_.find(flow_key(op, size));
+  if (it == flows_.end()) return false;
+  Flow& flow = it->second;
+  if (flow.trial_left > 0 || flow.due || !(flow.settled == settled(size, allowed, least))) return false;
+  if (flow.since >= flow.interval - (size.shared ? kTimed : kAgreeEvery)) return false;  // timed, or its size logged
+  ++flow.calls;
+  ++flow.since;
+  return true;
 }
 
 // ---- what was seen, and agreed ----
@@ -309,6 +324,7 @@ std::vector<double> Switcher::seen(Op op, CallSize size) const {
 }
 
 void Switcher::agree(Op op, CallSize size, const std::vector<double>& largest) {
+  ++knowledge_;
   Flow& flow = flows_[flow_key(op, size)];
   const double* values = largest.data();
   double ratios = 0, bytes = 0;

@@ -22,6 +22,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -71,6 +72,9 @@ class Switcher {
   bool wants_measurements(Op op, CallSize size, const Choices& allowed, uint64_t least) const;
   // One call. `say`: with a reason.
   Decision decide(Op op, int world, CallSize size, const Choices& allowed, uint64_t least, bool say);
+  // True where decide() would say of this call what it said of the last one like it, namely raw, untimed and without a
+  // reason, and no agreement is due behind it. The call is counted then, as by decide(), for less than a microsecond.
+  bool raw_again(Op op, CallSize size, const Choices& allowed, uint64_t least);
   // Without counting: what decide() would say now of a call of that many bytes, were all others like it.
   Decision explain(Op op, int world, CallSize size, const Choices& allowed) const;
 
@@ -122,6 +126,15 @@ class Switcher {
     double seconds = 0;
     uint64_t raw_bytes = 0, wire_bytes = 0;
   };
+  // What a decision came from, but for the state of its flow.
+  struct Settled {
+    uint64_t bytes;  // 0 where sizes are not shared
+    Choices allowed;
+    uint64_t least, knowledge;
+    bool operator==(const Settled& o) const {
+      return bytes == o.bytes && allowed == o.allowed && least == o.least && knowledge == o.knowledge;
+    }
+  };
   // Calls that are decided one after the other: those of one size class, or all of one op where sizes are not shared.
   struct Flow {
     uint64_t calls = 0;
@@ -134,6 +147,7 @@ class Switcher {
     uint64_t explored = 0;
     bool decided = false;
     Choice current = Choice::raw;
+    std::optional<Settled> settled;  // the last decision, if raw and no trial
     // Where sizes are not shared:
     uint64_t least = 0;       // of the last decision
     Mix mix;                  // calls between the last two agreements
@@ -157,7 +171,12 @@ class Switcher {
   Decision settle(Op op, int world, bool shared, const Mix& mix, const Choices& allowed, const Flow& flow,
                   bool say) const;
 
+  Settled settled(CallSize size, const Choices& allowed, uint64_t least) const {
+    return {size.shared ? size.bytes : 0, allowed, least, knowledge_};
+  }
+
   bool measured_ = false;
+  uint64_t knowledge_ = 0;  // grows with each measurement and agreement
   LinkModel link_;
   CodecModel codec_;
   double prior_ratio_;
