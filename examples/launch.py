@@ -38,7 +38,7 @@ import zipccl
 from netns import ShapedLink
 
 UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID" in os.environ
-_PIPE = "ZIPCCL_LAUNCH_PIPE"  # file descriptor on which a rank sends its messages
+_PIPE = "LAUNCH_PIPE"  # file descriptor on which a rank sends its messages
 _LOG_LINES = 40  # of a dead rank, shown to the user
 
 

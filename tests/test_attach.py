@@ -1,4 +1,4 @@
-"""override() from several threads, and attach(new_groups=True) across the life of the default group."""
+"""override() from several threads, attach(new_groups=True) across the life of the default group, mistakes with both."""
 
 import importlib
 import threading
@@ -131,3 +131,34 @@ def named(rank):
 
 def test_errors_name_the_group():
     ranks.run(named, 2)
+
+
+def meaningless(rank):
+    ranks.init("gloo")
+    for options in ({"inner": "cpu:gloo"}, {"nccl_options": dist.ProcessGroupNCCL.Options()}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} means nothing to attach"):
+            zipccl.attach(options=zipccl.Options(**options))
+    assert not is_attached()
+    zipccl.attach()
+    assert is_attached()
+
+
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL")
+def test_options_that_mean_nothing_to_attach():
+    ranks.run(meaningless, 2)
+    ranks.run(meaningless, 2, env={"ZIPCCL_INNER": "gloo"})  # for groups of zipccl's own
+
+
+def lonely(rank, before):
+    ranks.init("gloo", timeout=1)
+    if before:
+        zipccl.attach()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="every rank of the group must call it .*Wait timeout") as caught:
+            zipccl.attach()
+        assert f"group {dist.group.WORLD.group_name!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_attach_on_one_rank_alone(before):
+    ranks.run(lonely, 2, before)

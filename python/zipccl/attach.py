@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from zipccl import _C
 from zipccl.backend import build, check_same_options, zip_backends
-from zipccl.options import COLLECTIVES, Options
+from zipccl.environment import warn_of_unknown
+from zipccl.options import COLLECTIVES, VARIABLES, Options
 
 _BACKEND_TYPES = {"cpu": ("gloo", "GLOO"), "cuda": ("nccl", "NCCL")}
 
@@ -50,13 +53,16 @@ def attach(group: dist.ProcessGroup | None = None, options: Options | None = Non
 
     Args:
         group: default: the default group.
-        options: default: ``Options()``.
+        options: default: ``Options()``. Without ``inner`` and ``nccl_options``: the group has its backends already;
+            ``ZIPCCL_INNER`` in the environment is for other groups.
         new_groups: attach to every gloo or NCCL group that is made from now on too, until ``detach(new_groups=True)``.
             ``destroy_process_group()`` does not end that: the default group of a later ``init_process_group()`` and
             the groups after it are attached as well.
 
     Raises:
-        ValueError: the group is a zipccl group, or has neither gloo for CPU tensors nor NCCL for CUDA tensors.
+        ValueError: the group is a zipccl group, or has neither gloo for CPU tensors nor NCCL for CUDA tensors; or an
+            option means nothing here.
+        RuntimeError: ranks pass different options, or one of them does not call within the group's timeout.
     """
     global _new_groups
     group = group or c10d._get_default_group()
@@ -65,6 +71,11 @@ def attach(group: dist.ProcessGroup | None = None, options: Options | None = Non
     if not isinstance(options, Options | None):
         raise TypeError(f"options must be zipccl.Options, not {type(options).__name__}")
     options = options or Options()
+    for name in ("inner", "nccl_options"):
+        value = getattr(options, name)
+        if value is not None and value != os.environ.get(VARIABLES.get(name, "")):
+            raise ValueError(f"{name} means nothing to attach(): the group's own backends stay underneath")
+    warn_of_unknown()
     _attach(group, options, dist.get_process_group_ranks(group))
     if new_groups:
         _new_groups = options
@@ -162,6 +173,18 @@ def _backend_type(device: str) -> Any:
 
 
 def _attach(group: dist.ProcessGroup, options: Options, global_ranks: list[int]) -> None:
+    try:
+        _attach_with_all(group, options, global_ranks)
+    except RuntimeError as error:  # of the store or of gloo, which waits for the others there: no type of its own
+        if not re.search("time ?out|timed out", str(error), re.IGNORECASE):
+            raise
+        raise type(error)(
+            f"zipccl: attach() waited in vain for other ranks of group {group.group_name!r}: every rank of the group "
+            f"must call it ({error})"
+        ) from error
+
+
+def _attach_with_all(group: dist.ProcessGroup, options: Options, global_ranks: list[int]) -> None:
     attached = _attached.get(group) or _build_under(group, options, global_ranks)
     _attached[group] = attached
     attached.times += 1  # also where ranks then find that they disagree, so that they can try again

@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from zipccl import _C
 from zipccl._version import __version__
+from zipccl.environment import warn_of_unknown
 from zipccl.options import COLLECTIVES, Options, from_pg_options
 
 NAME = "zipccl"
@@ -69,6 +70,7 @@ def _drain(pid: int) -> None:
 
 def _create(group: Any, pg_options: Any) -> _C.ZipBackend:
     """torch's creator: called once per group on every member, for both devices."""
+    warn_of_unknown()
     options = from_pg_options(pg_options)
     devices = options.inner_backends()
     check_same_options(group, options)

@@ -71,10 +71,10 @@ class Options:
         if unknown:
             raise TypeError(f"zipccl.Options has no field {unknown[0]!r}; it has {', '.join(fields)}")
         for name, field in fields.items():
-            variable = f"ZIPCCL_{name.upper()}"
+            variable = VARIABLES.get(name, "")
             if name in given:
                 self._set(name, name, given[name])
-            elif name != "nccl_options" and variable in os.environ:
+            elif variable in os.environ:
                 self._set(name, variable, _parse(name, variable, os.environ[variable]))
             else:
                 setattr(self, name, field.default)
@@ -145,6 +145,12 @@ class Options:
         names = [field.name for field in dataclasses.fields(self)]
         said = [f"{name}={getattr(self, name)}" for name in names if name not in ("inner", "max_sms", "nccl_options")]
         return " ".join([*said, f"inner={inner}"])
+
+
+# Fields that the environment can set, and the names of their variables there.
+VARIABLES = {
+    field.name: f"ZIPCCL_{field.name.upper()}" for field in dataclasses.fields(Options) if field.name != "nccl_options"
+}
 
 
 def _debug() -> bool:
