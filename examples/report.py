@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from statistics import fmean
+from statistics import fmean, quantiles
 
 import launch
 
-_NOISE = 3.0  # percent
+_NOISE = 3.0  # percent that two runs of the same differ by at the best of times
+_TURNS = 4  # fewer do not tell how much they vary
 Results = dict[str, dict[int, dict]]  # backend -> rank -> what train() returned
 
 
@@ -34,15 +35,13 @@ def text(args: argparse.Namespace, cluster: launch.Cluster, results: Results, co
             f"{moved['zipped_calls']} of {moved['calls']} were compressed.",
             "         Gradients (reduce-scatter) go through the inner backend: another order of adding changes bits.",
         ]
+    seen = None
     if len(runs) == 2:
-        lines.append("Time     " + time_sentence(*(run["ms_per_step"] for run in runs.values()), args, list(runs)[0]))
+        inner, zipped = runs.values()
+        seen = Times(inner["ms_per_step"], zipped["ms_per_step"], inner["ms_by_turn"], zipped["ms_by_turn"])
+        lines += wrap("Time", time_sentence(seen, args, list(runs)[0]))
     if "zipccl" in runs:
-        how = "compressed" if moved["auto"] == "zip" else "uncompressed"
-        lines += textwrap.wrap(
-            f"Auto     By default zipccl would send messages of this size {how}: {moved['auto_reason']}",
-            width=110,
-            subsequent_indent=" " * 9,
-        )
+        lines += wrap("Auto", auto_sentence(runs["zipccl"]["all_gather"], seen))
     return "\n".join(lines)
 
 
@@ -80,16 +79,45 @@ def identity_sentences(steps: int, ranks: list[int], comparison: dict[str, bool]
     ]
 
 
-def time_sentence(inner_ms: float, zip_ms: float, args: argparse.Namespace, inner: str) -> str:
-    change = 100 * (zip_ms / inner_ms - 1)
-    said = f"{change:+.1f} % per step against plain {inner}."
-    if abs(change) < _NOISE:
-        return f"{said} That is within what two runs differ by anyway."
-    if change < 0:
-        return said
-    if args.link or args.device == "cuda":
-        return f"{said} On this link, at these message sizes, compressing gains nothing."
-    return (
-        f"{said} Here compressing does not pay: without a network the bytes it saves cross no wire.\n"
-        "         To see it over a link of 1 Gbit/s on this machine: make demo LINK=1gbit (as root)."
-    )
+def wrap(label: str, text: str) -> list[str]:
+    return textwrap.wrap(text, width=110, initial_indent=f"{label:<9}", subsequent_indent=" " * 9)
+
+
+class Times:
+    """What the times of two runs say, turn by turn: each turn of one run had its neighbour in the other."""
+
+    def __init__(self, inner_ms: float, zip_ms: float, inner_turns: list[float], zip_turns: list[float]):
+        self.change = 100 * (zip_ms / inner_ms - 1)  # percent
+        changes = [100 * (z / i - 1) for i, z in zip(inner_turns, zip_turns, strict=True)]
+        self.verdict = "unknown"
+        if len(changes) >= _TURNS:
+            self.low, _, self.high = quantiles(changes, n=4, method="inclusive")  # the middle half of the turns
+            self.verdict = "level"
+            if abs(self.change) >= _NOISE and self.low * self.high > 0:
+                self.verdict = "slower" if self.low > 0 else "faster"
+
+
+def time_sentence(seen: Times, args: argparse.Namespace, inner: str) -> str:
+    said = f"{seen.change:+.1f} % per step against plain {inner}"
+    if seen.verdict == "unknown":
+        return f"{said}; too few steps to tell whether that is more than chance."
+    said += f"; the middle half of all turns lies between {seen.low:+.1f} and {seen.high:+.1f} %."
+    if seen.verdict == "level":
+        return f"{said} That is no difference: below {_NOISE:.0f} %, or turns disagree about its sign."
+    if seen.verdict == "slower" and not args.link and args.device == "cpu":
+        said += (
+            " Without a network the bytes saved cross no wire; over a link of 1 Gbit/s: make demo LINK=1gbit (root)."
+        )
+    return said
+
+
+def auto_sentence(moved: dict, seen: Times | None) -> str:
+    """moved: what traffic() of train_gpt.py returned; seen: of the steps, where there were two runs."""
+    how = "compressed" if moved["auto"] == "zip" else "uncompressed"
+    said = f"By default zipccl would send messages of this size {how}: {moved['auto_reason']}."
+    if seen and (moved["auto"], seen.verdict) in (("zip", "slower"), ("raw", "faster")):
+        said += (
+            f" Whole steps were {seen.verdict} when compressed all the same: they hold more than these messages, and "
+            "other work on the machine may have touched one of the two measurements."
+        )
+    return said

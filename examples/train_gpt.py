@@ -43,6 +43,7 @@ SEED = 1234
 LEARNING_RATE, RAMP = 1e-3, 10  # reached after RAMP steps
 TURN = 5  # steps after which the other run has its turn
 WARMUP = 3  # steps left out of the timing
+AUTO_CALLS = 12  # after which "auto" has timed a message of one size both ways
 TIMEOUT = timedelta(seconds=120)
 
 
@@ -90,10 +91,12 @@ def train(args: argparse.Namespace) -> dict:
         "loss_bits": torch.tensor(losses, dtype=torch.float32).view(torch.int32).tolist(),
         "weights_sha256": weights_digest(model),
         "ms_per_step": statistics.median(times[WARMUP:] or times),
+        "ms_by_turn": [statistics.median(times[i : i + TURN]) for i in range(TURN, args.steps, TURN)],  # but the first
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     if args.phase == "zipccl":
-        result["all_gather"] = traffic()
+        largest = max(model.parameters(), key=lambda p: p.to_local().numel()).to_local().detach()
+        result["all_gather"] = traffic(largest.to(torch.bfloat16).flatten())
     if args.dump:
         dump(args.dump, model, batch(args.steps), lambda: train_step(args.steps))
     dist.barrier()
@@ -128,10 +131,18 @@ def weights_digest(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def traffic() -> dict:
-    """What the all-gathers brought to this rank, and what "auto" makes of messages of their mean size."""
+def traffic(values: torch.Tensor) -> dict:
+    """What the all-gathers brought to this rank, and what "auto" makes of messages of their mean size.
+
+    values: bf16 values as they are gathered.
+    """
     moved = zipccl.stats()["all_gather"]
     mean_size = moved["raw_bytes"] // (moved["calls"] * (dist.get_world_size() - 1))
+    shard = values.repeat(mean_size // (2 * len(values)) + 1)[: mean_size // 2]
+    gathered = shard.new_empty(dist.get_world_size() * len(shard))
+    with zipccl.override(all_gather="auto"):
+        for _ in range(AUTO_CALLS):
+            dist.all_gather_into_tensor(gathered, shard)
     advice = zipccl.explain(op="all_gather", bytes=mean_size)
     counters = {name: moved[name] for name in ("calls", "zipped_calls", "raw_bytes", "wire_bytes", "seconds")}
     return counters | {"mean_bytes_per_rank": mean_size, "auto": advice.choice, "auto_reason": advice.reason}

@@ -1,10 +1,12 @@
 """The demo as a user runs it, and the promises of its helpers: deaths are reported, links leave nothing behind."""
 
+import argparse
 import copy
 import json
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -72,6 +74,8 @@ def test_the_output_says_what_happened(demo):
     assert "step 6/6" in output
     assert f"{facts['runs']['zipccl']['0']['losses'][-1]:.6f}" in output
     assert "mean loss, steps 1 to 6 " in output
+    assert "too few steps to tell" in output and all(len(r["0"]["ms_by_turn"]) == 1 for r in facts["runs"].values())
+    assert facts["runs"]["zipccl"]["0"]["all_gather"]["auto_reason"].count("(timed)") > 0
     assert {"date", "command", "device", "zipccl", "torch", "python", "ranks", "seed"} <= facts.keys()
 
 
@@ -83,6 +87,35 @@ def test_the_mean_is_of_the_steps_it_names(demo):
         (row,) = [line for line in report.table({"zipccl": run | {"losses": losses}}, steps) if "mean loss" in line]
         assert row.startswith(f"mean loss, steps {first} to {steps} ")
         assert float(row.split()[-1]) == (first + steps) / 2
+
+
+@pytest.mark.parametrize(
+    "zip_turns, verdict",
+    [
+        ([90.0, 91, 92, 80, 99, 91], "faster"),
+        ([110.0, 111, 90, 120, 112, 111], "slower"),
+        ([80.0, 120, 81, 119, 82, 118], "level"),  # the turns disagree
+        ([99.0, 98, 98.5, 99, 97.5, 98], "level"),  # all agree, on next to nothing
+        ([50.0, 50, 50], "unknown"),
+    ],
+)
+def test_times_and_auto_never_contradict_each_other_without_a_word(zip_turns, verdict):
+    seen = report.Times(100.0, statistics.median(zip_turns), [100.0] * len(zip_turns), zip_turns)
+    assert seen.verdict == verdict
+    where = argparse.Namespace(link="1gbit", device="cpu")
+    said = report.time_sentence(seen, where, "gloo")
+    assert said.startswith(f"{seen.change:+.1f} % per step against plain gloo; ")
+    assert ("no difference" in said) == (verdict == "level") and ("too few" in said) == (verdict == "unknown")
+    for auto, how in (("zip", " compressed:"), ("raw", " uncompressed:")):
+        said = report.auto_sentence({"auto": auto, "auto_reason": "because"}, seen)
+        assert how in said and "because" in said
+        assert ("all the same" in said) == ((auto, verdict) in (("zip", "slower"), ("raw", "faster")))
+        assert "all the same" not in report.auto_sentence({"auto": auto, "auto_reason": "because"}, None)
+
+
+def test_the_middle_half_of_the_turns():
+    seen = report.Times(100.0, 100.0, [100.0] * 5, [101.0, 102, 103, 104, 110])
+    assert (round(seen.low, 6), round(seen.high, 6)) == (2, 4)
 
 
 def test_dump_holds_training_tensors(demo):
