@@ -25,7 +25,7 @@
 #if defined(__x86_64__)
 #define ZIPCCL_AVX2 __attribute__((target("avx2,bmi,bmi2,popcnt")))
 #define ZIPCCL_AVX512 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx2,bmi,bmi2,popcnt")))
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,gfni,avx2,bmi,bmi2,popcnt")))
 #endif
 
 namespace zipccl {
