@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "backend/gloo.h"
 #include "backend/zip_backend.h"
 #include "collectives/all_gather.h"
 #include "collectives/all_to_all.h"
@@ -96,24 +97,6 @@ OwnCall make_call(Op op, c10d::OpType type, Tensors inputs, Tensors outputs, Pat
   call.patience = patience;
   call.raw = std::move(raw);
   return call;
-}
-
-// gloo moves these dtypes. Others are the same to it as bytes: a move changes none.
-bool gloo_moves(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kChar:
-    case at::kByte:
-    case at::kBool:
-    case at::kInt:
-    case at::kLong:
-      return true;
-    default:
-      return false;
-  }
 }
 
 bool inner_moves(const at::Tensor& t) { return !t.is_cpu() || gloo_moves(t.scalar_type()); }
@@ -323,7 +306,7 @@ OwnCall ZipBackend::all_to_all_call(c10d::OpType type, PartsOf parts, bool fits,
   call.size = size;
   call.received = received;
   call.zippable = fits && frame_for(like, &call.frame);
-  if (fits && like.is_cpu() && (type == c10d::OpType::ALLTOALL || !gloo_moves(like.scalar_type()))) {
+  if (fits && like.is_cpu() && (type == c10d::OpType::ALLTOALL || !gloo_moves(like.scalar_type()) || compares(like))) {
     call.raw_here = [parts](const Place& place) {
       const auto [in, out] = parts();
       all_to_all_raw(place, in, out);
@@ -354,8 +337,9 @@ WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
   const uint64_t received = got < 0 ? 0 : output.nbytes() - got * output.itemsize();
   // No rank knows how much the others send, not even where it passes no splits itself: the switcher has them agree.
   const CallSize size{std::max<uint64_t>(input.nbytes(), output.nbytes()), /*shared=*/false};
-  if (inner_moves(input) && (stays_raw(Op::all_to_all, input, std::numeric_limits<uint64_t>::max()) ||
-                             (fits && raw_again(Op::all_to_all, size, input, output))))
+  if (inner_moves(input) && !compares(input) &&
+      (stays_raw(Op::all_to_all, input, std::numeric_limits<uint64_t>::max()) ||
+       (fits && raw_again(Op::all_to_all, size, input, output))))
     return pass_on(Op::all_to_all, received, input.device(),
                    [&](c10d::Backend& b) { return b.alltoall_base(output, input, output_splits, input_splits, opts); });
   OwnCall call = all_to_all_call(
@@ -367,7 +351,7 @@ WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
       [output, input, output_splits, input_splits, opts](c10d::Backend& b) mutable {
         return b.alltoall_base(output, input, output_splits, input_splits, opts);
       });
-  if (may_zip(call) && input.is_cpu() && !(input.is_contiguous() && output.is_contiguous())) {
+  if (!call.raw_here && may_zip(call) && input.is_cpu() && !(input.is_contiguous() && output.is_contiguous())) {
     call.raw_here = [output, input, output_splits, input_splits, opts](const Place& place) mutable {
       densely({input}, {output}, [&](Tensors& in, Tensors& out) {
         return place.messages.inner().alltoall_base(out[0], in[0], output_splits, input_splits, opts);

@@ -89,7 +89,7 @@ class Announcement {
       const int64_t expected = word(outputs[r], zipped[r]);
       if (words[0] != expected)
         throw Error(place_.what + ": rank " + std::to_string(r) + " sends " + text(words[0]) + ", expected were " +
-                    text(expected) + "; do all ranks pass the same shapes and options?");
+                    text(expected) + "; do all ranks pass the same shapes, dtypes and options?");
       if (words[2] != use_) throw differing_use(place_, r);
       if (!zipped[r] || design_ == Design::one) continue;
       check_frame_size(words[1], options, outputs[r].numel(), r, place_.what);

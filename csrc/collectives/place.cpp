@@ -9,7 +9,8 @@ void check_frame_size(int64_t bytes, const FrameOptions& options, uint64_t count
                static_cast<uint64_t>(bytes) <= frame_bound(options, count);
   if (!sound)
     throw Error(what + ": rank " + std::to_string(rank) + " announced a frame of " + std::to_string(bytes) +
-                " bytes for " + std::to_string(count) + " values; do all ranks pass the same shapes and options?");
+                " bytes for " + std::to_string(count) +
+                " values; do all ranks pass the same shapes, dtypes and options?");
 }
 
 bool is_plain(const at::Tensor& t) {

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -26,6 +27,8 @@ _BACKEND_TYPES = {"cpu": ("gloo", "GLOO"), "cuda": ("nccl", "NCCL")}
 class _Attached:
     facts: Any  # of the group, as torch gives them to creators
     backend: _C.ZipBackend
+    face: Any  # what the group gets: the backend, or torch's wrapper of it
+    own: dict[str, Any]  # what the group had, by device type
     times: int = 0
 
 
@@ -96,10 +99,8 @@ def detach(group: dist.ProcessGroup | None = None, new_groups: bool = False) -> 
         group = c10d._get_default_group()
     attached = None if group is None else _attached.get(group)
     if attached is not None:
-        for device in group._device_types:
-            inner = attached.backend.inner(device.type)
-            if inner is not None:
-                group._register_backend(device, _backend_type(device.type), inner)
+        for kind, own in attached.own.items():
+            group._register_backend(torch.device(kind), _backend_type(kind), own)
     if new_groups:
         _new_groups = None
         c10d._new_process_group_helper = _make_group
@@ -190,20 +191,20 @@ def _attach_with_all(group: dist.ProcessGroup, options: Options, global_ranks: l
     attached.times += 1  # also where ranks then find that they disagree, so that they can try again
     check_same_options(attached.facts, options, f"zipccl/options/{attached.times}")
     _change_base(attached.backend, options.native())
-    for device in group._device_types:
-        if attached.backend.inner(device.type) is not None:
-            group._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, attached.backend)
+    for kind in attached.own:
+        group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.CUSTOM, attached.face)
 
 
 def _build_under(group: dist.ProcessGroup, options: Options, global_ranks: list[int]) -> _Attached:
-    inner = {}
+    own, inner = {}, {}
     for device in group._device_types:
         backend = group._get_backend(device)
-        if isinstance(getattr(backend, "wrapped_pg", backend), _C.ZipBackend):
+        bare = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        if isinstance(bare, _C.ZipBackend):
             raise ValueError(f"group {group.group_name!r} is a zipccl group already")
         name, _ = _BACKEND_TYPES.get(device.type, (None, None))
         if backend.name() == name:
-            inner[device.type] = backend
+            own[device.type], inner[device.type] = backend, bare
     if not inner:
         raise ValueError(f"group {group.group_name!r} has neither gloo for CPU tensors nor NCCL for CUDA tensors")
     facts = c10d._DistributedBackendOptions()
@@ -214,9 +215,12 @@ def _build_under(group: dist.ProcessGroup, options: Options, global_ranks: list[
     facts.timeout = next(iter(inner.values())).options._timeout
     facts.group_id = group.group_name
     facts.global_ranks_in_group = global_ranks
-    made = build(facts, options.native(), inner.get("cpu"), inner.get("cuda"), zip_cpu=True)
-    made.name_group(group.group_name)
-    return _Attached(facts, made)
+    made = face = build(facts, options.native(), inner.get("cpu"), inner.get("cuda"), zip_cpu=True)
+    if own != inner:  # torch compares the ranks' calls, and must see those that are zipped too
+        face = c10d._create_process_group_wrapper(
+            made, group.group_name, facts.store, group.rank(), group.size(), facts.timeout
+        )
+    return _Attached(facts, made, face, own)
 
 
 def _make_group_attached(group_size: int, group_rank: int, global_ranks: list[int], *args: Any, **kwargs: Any) -> Any:

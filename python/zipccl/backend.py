@@ -96,7 +96,9 @@ def build(group: Any, settings: dict[str, Any], cpu: Any, cuda: Any, zip_cpu: bo
     for gloo in (cpu, cpu_zip):
         if gloo is not None:
             _make_known(gloo)
-    return _C.ZipBackend(group.group_rank, group.group_size, cpu, cpu_zip, cuda, settings)
+    backend = _C.ZipBackend(group.group_rank, group.group_size, cpu, cpu_zip, cuda, settings)
+    backend.name_group(group.group_id)  # torch names what it knows of, which may be a wrapper of this
+    return backend
 
 
 @dataclasses.dataclass
