@@ -72,6 +72,43 @@ def test_all_to_all(world, design, checksum):
         assert 0 < moved["zipped_calls"] < moved["calls"]
 
 
+def check_sizes_ahead(rank, inner):
+    """From the second call on, as much goes at once as frames are expected to have; a rest where they have more."""
+    where, world = start(inner=inner), dist.get_world_size()
+
+    def constant(seed, count):
+        return torch.full((count,), float(seed % 7), dtype=BF16)
+
+    def some_rank(seed, count):  # ranks with frames of other kinds: all pad to the largest
+        return (any_bits if seed % 3 == 0 else constant)(seed, count)
+
+    kinds = [values, values, any_bits, constant, values, some_rank, values, values]
+    sizes = [50_000, 1, 4095, 4096, 300_001]
+    for step, make in enumerate(kinds):
+        for count in sizes:
+            output = torch.empty(world * count, dtype=BF16, device=where)
+            dist.all_gather_into_tensor(output, make(7 * step + rank, count).to(where))
+            assert same_bits(output, torch.cat([make(7 * step + r, count) for r in range(world)]))
+        outputs = [torch.empty(world * count, dtype=BF16, device=where) for count in sizes]
+        with dist._coalescing_manager(device=where):  # one inner call of many, some of which have no rest
+            for output, count in zip(outputs, sizes, strict=True):
+                dist.all_gather_into_tensor(output, make(step + 11 * rank, count).to(where))
+        for output, count in zip(outputs, sizes, strict=True):
+            assert same_bits(output, torch.cat([make(step + 11 * r, count) for r in range(world)]))
+    zipccl.stats().reset()
+    for _ in range(4):
+        output = torch.empty(world * 300_001, dtype=BF16, device=where)
+        dist.all_gather_into_tensor(output, values(rank, 300_001).to(where))
+    stats = zipccl.stats()["all_gather"]
+    assert stats["zipped_calls"] == 4 and stats["wire_bytes"] < 0.78 * stats["raw_bytes"]
+
+
+@pytest.mark.parametrize("inner", [None, "cuda:nccl"], ids=["sizes by the faster", "sizes by NCCL"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_gather_sends_ahead_of_sizes(world, inner):
+    ranks.run(check_sizes_ahead, world, inner, timeout=90)
+
+
 def reference_sum(inputs, op):
     total = None
     for x in inputs:

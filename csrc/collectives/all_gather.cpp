@@ -9,6 +9,40 @@
 namespace zipccl {
 
 namespace {
+using Tensors = std::vector<at::Tensor>;
+
+// Raw bytes of a rank up to which sending at once pays: what a forecast is too large by costs more than the sizes' way
+// in larger calls.
+constexpr uint64_t kMostAhead = 16 << 20;
+constexpr int64_t kFewValues = 4096;  // whose frames a forecast gets wrong; their bound is no large mistake
+constexpr auto kAll = Forecast::Way::all;
+
+int64_t largest_count(const GatherItem& item) {
+  int64_t count = 0;
+  for (const at::Tensor& out : item.outputs) count = std::max(count, out.numel());
+  return count;
+}
+
+// Bytes of each rank's frame of each item to send before sizes are known; empty: none. Alike on all ranks.
+std::vector<int64_t> bytes_ahead(const Forecast& forecast, const std::vector<GatherItem>& items,
+                                 const FrameOptions& options) {
+  std::vector<int64_t> ahead;
+  if (!forecast.knows(kAll, 0, options)) return ahead;
+  uint64_t raw_bytes = 0;
+  for (const GatherItem& item : items) {
+    const int64_t count = largest_count(item);
+    raw_bytes += static_cast<uint64_t>(count) * item.input.itemsize();
+    ahead.push_back(static_cast<int64_t>(count < kFewValues ? frame_bound(options, count)
+                                                            : forecast.bytes(kAll, 0, options, count)));
+  }
+  return raw_bytes <= kMostAhead ? ahead : std::vector<int64_t>();
+}
+
+// [world][bytes] and [world][more] to [world][bytes + more].
+at::Tensor joined(const at::Tensor& first, const at::Tensor& more, int world) {
+  return at::cat({first.view({world, -1}), more.view({world, -1})}, 1).view({-1});
+}
+
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.const_data_ptr() == b.const_data_ptr() && a.is_contiguous() && b.is_contiguous();
 }
@@ -24,40 +58,61 @@ Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items,
   Stopwatch watch;
 
   // Frames are padded to the largest of all ranks, so a slot must hold the bound of the largest count.
-  std::vector<at::Tensor> src, slots;
+  Tensors src, slots;
   for (const GatherItem& item : items) {
-    uint64_t bound = 0;
-    for (const at::Tensor& out : item.outputs) bound = std::max(bound, frame_bound(options, out.numel()));
     src.push_back(plain(item.input));
-    slots.push_back(engine.empty(static_cast<int64_t>(bound), at::kByte));
+    slots.push_back(engine.empty(static_cast<int64_t>(frame_bound(options, largest_count(item))), at::kByte));
   }
   auto own_sizes = engine.empty(n, at::kLong);
   engine.encode(src, options, slots, own_sizes);
   traffic.encode = watch.lap();
 
-  const std::vector<int64_t> sizes = all_gather_words(place, own_sizes);  // [world][items]
+  // Sends [begin, end) of each slot and receives as much from every rank: [world][end - begin], undefined for nothing.
+  const auto gather = [&](const std::vector<int64_t>& begin, const std::vector<int64_t>& end) {
+    Tensors received(n), sends, receives;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t bytes = end[i] - begin[i];
+      if (bytes == 0) continue;
+      received[i] = engine.empty(bytes * world, at::kByte);
+      receives.push_back(received[i]);
+      sends.push_back(slots[i].narrow(0, begin[i], bytes));
+      traffic.wire_bytes += static_cast<uint64_t>(bytes) * (world - 1);
+    }
+    if (!sends.empty()) place.messages.all_gather(receives, sends);
+    traffic.transfer += watch.lap();
+    return received;
+  };
+  const Engine::Reading learn_sizes = begin_all_gather_words(place, own_sizes);
+  Forecast* const forecast = src[0].is_cpu() ? nullptr : place.forecast;
+  const std::vector<int64_t> ahead = forecast ? bytes_ahead(*forecast, items, options) : std::vector<int64_t>();
+  Tensors received;
+  if (!ahead.empty()) received = gather(std::vector<int64_t>(n), ahead);
+  const std::vector<int64_t> sizes = learn_sizes();  // [world][items]
   traffic.sizes = watch.lap();
 
-  std::vector<at::Tensor> sends, receives;
+  std::vector<int64_t> largest(n);  // of each item's frames
   for (int64_t i = 0; i < n; ++i) {
-    int64_t largest = 0;
     for (int r = 0; r < world; ++r) {
-      int64_t bytes = sizes[r * n + i];
+      const int64_t bytes = sizes[r * n + i];
       check_frame_size(bytes, options, items[i].outputs[r].numel(), r, place.what);
-      largest = std::max(largest, bytes);
+      largest[i] = std::max(largest[i], bytes);
       if (r != rank) traffic.raw_bytes += items[i].outputs[r].nbytes();
     }
-    traffic.wire_bytes += static_cast<uint64_t>(largest) * (world - 1);
-    sends.push_back(slots[i].narrow(0, 0, largest));
-    receives.push_back(engine.empty(largest * world, at::kByte));
+    if (forecast) forecast->learn(kAll, 0, options, largest_count(items[i]), static_cast<uint64_t>(largest[i]));
   }
-  place.messages.all_gather(receives, sends);
-  traffic.transfer = watch.lap();
+  if (ahead.empty()) {
+    received = gather(std::vector<int64_t>(n), largest);
+  } else {
+    for (int64_t i = 0; i < n; ++i) largest[i] = std::max(largest[i], ahead[i]);
+    const Tensors rest = gather(ahead, largest);
+    for (int64_t i = 0; i < n; ++i)
+      if (rest[i].defined()) received[i] = joined(received[i], rest[i], world);
+  }
 
   std::vector<Decode> jobs;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // strided outputs: (output, decoded)
   for (int64_t i = 0; i < n; ++i) {
-    int64_t stride = sends[i].numel();
+    const int64_t stride = received[i].numel() / world;
     for (int r = 0; r < world; ++r) {
       at::Tensor out = items[i].outputs[r];
       if (r == rank && same_memory(out, items[i].input)) continue;
@@ -66,7 +121,7 @@ Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items,
         copies.emplace_back(out, dense);
         out = dense;
       }
-      jobs.push_back({receives[i].narrow(0, r * stride, sizes[r * n + i]), out, "rank " + std::to_string(r)});
+      jobs.push_back({received[i].narrow(0, r * stride, sizes[r * n + i]), out, "rank " + std::to_string(r)});
     }
   }
   engine.decode(jobs, options, place.what);

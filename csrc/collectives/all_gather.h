@@ -1,4 +1,7 @@
 // All-gather of frames: encode, agree on sizes, one padded byte all-gather, decode into place (ZipCCL section 4.2).
+//
+// On CUDA, calls that are not too large do not wait for the sizes: as much of every frame as the largest one is
+// expected to have (forecast.h) goes while the sizes travel, a rest behind it only where that was too little.
 #pragma once
 
 #include <ATen/ATen.h>

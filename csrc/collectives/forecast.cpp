@@ -29,6 +29,10 @@ uint64_t Forecast::bytes(Way way, int rank, const FrameOptions& options, uint64_
   return std::min(align_up(least + values), most);
 }
 
+bool Forecast::knows(Way way, int rank, const FrameOptions& options) const {
+  return rates_.count({way, rank, options.dtype, options.code}) != 0;
+}
+
 void Forecast::learn(Way way, int rank, const FrameOptions& options, uint64_t count, uint64_t frame_bytes) {
   if (count < kLeastCount) return;
   const uint64_t least = tables(options, count);

@@ -1,5 +1,6 @@
 // How large the next frame to or from a rank will be, judged by the frames before it. Both ends of a message have seen
-// the same frames, so they come to the same number without a word: what Design 2 of the all-to-all sends at once.
+// the same frames, so they come to the same number without a word: what Design 2 of the all-to-all sends at once, and
+// all-gathers where all ranks have seen the same frames.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +13,14 @@ namespace zipccl {
 
 class Forecast {
  public:
-  enum class Way : uint8_t { to, from };
+  enum class Way : uint8_t { to, from, all };  // all: from everybody to everybody, whatever the rank
 
   // Bytes, from the header to frame_bound(). Before the first frame: as if no value had escaped its tile's window,
   // which is the static part of ZipCCL's Design 2; code dense: header and tables.
   uint64_t bytes(Way way, int rank, const FrameOptions& options, uint64_t count) const;
+
+  // Whether a frame like it was seen.
+  bool knows(Way way, int rank, const FrameOptions& options) const;
 
   // Both ends must do so for the same frames.
   void learn(Way way, int rank, const FrameOptions& options, uint64_t count, uint64_t frame_bytes);

@@ -12,16 +12,22 @@ std::vector<int64_t> to_vector(const at::Tensor& t) {
 }
 }  // namespace
 
-std::vector<int64_t> all_gather_words(const Place& place, const at::Tensor& own) {
+Engine::Reading begin_all_gather_words(const Place& place, const at::Tensor& own) {
   const int64_t n = own.numel() * place.world();
   if (place.host == nullptr) {
     at::Tensor all = place.engine.empty(n, at::kLong);
     place.messages.all_gather(all, own);
-    return place.engine.to_host(all);
+    return place.engine.begin_to_host(all);
   }
-  at::Tensor mine = host_words(place.engine.to_host(own)), all = host_words(n);
-  place.host->run([&](const Messages& messages) { messages.all_gather(all, mine); });
-  return to_vector(all);
+  return [host = place.host, read = place.engine.begin_to_host(own), n] {
+    at::Tensor mine = host_words(read()), all = host_words(n);
+    host->run([&](const Messages& messages) { messages.all_gather(all, mine); });
+    return to_vector(all);
+  };
+}
+
+std::vector<int64_t> all_gather_words(const Place& place, const at::Tensor& own) {
+  return begin_all_gather_words(place, own)();
 }
 
 Engine::Reading begin_all_to_all_words(const Place& place, const at::Tensor& own) {

@@ -14,11 +14,13 @@ namespace zipccl {
 
 // own: int64 [n], from the engine. Returns [world][n].
 std::vector<int64_t> all_gather_words(const Place& place, const at::Tensor& own);
+// The same in two steps: CUDA messages that are enqueued before the result is called are not waited for. CPU messages
+// come after that.
+Engine::Reading begin_all_gather_words(const Place& place, const at::Tensor& own);
 
 // own: int64 [world], one for each rank. Returns own, then what each rank had for this one.
 std::vector<int64_t> all_to_all_words(const Place& place, const at::Tensor& own);
-// The same in two steps: CUDA messages that are enqueued before the result is called are not waited for. CPU messages
-// come after that.
+// The same in two steps, as above.
 Engine::Reading begin_all_to_all_words(const Place& place, const at::Tensor& own);
 
 // words: int64 [n], the root's are everybody's.
