@@ -215,12 +215,13 @@ __device__ __forceinline__ void clear_missing(const Task& t, uint32_t lane, floa
     if (lane * kLaneValues + i >= t.n) y[i] = 0;
 }
 
-// nan: whether there may be one among y.
+// nan: whether there may be one among y. kOnce: device.cuh.
+template <bool kOnce>
 __device__ __forceinline__ void write_values(const Launch& p, const Task& t, uint32_t lane,
                                              const float (&y)[kLaneValues], bool nan) {
   const uint32_t n = p.out.place == Place::bucket ? t.n : kSuperGroup;
   uint8_t* values = static_cast<uint8_t*>(const_cast<void*>(p.out.data)) + t.out_at;
-  store_values(values, p.out.dtype, n, p.out_vector, lane, y, nan);
+  store_values<kOnce>(values, p.out.dtype, n, p.out_vector, lane, y, nan);
 }
 
 // The slot's codes and scales.
@@ -258,15 +259,16 @@ __device__ void clear_unused(const Launch& p, const Task& t, uint32_t lane) {
   for (uint32_t i = scales_end + lane; i < p.layout.part_bytes; i += kWarp) part[i] = 0;
 }
 
-// y: the plain input, zeros if there is none.
-template <Widths kWidths, X kX>
+// y: the plain input, zeros if there is none. What is packed is not read again: sums are written over it.
+template <Widths kWidths, X kX, bool kPack>
 __device__ __forceinline__ void read_x(const Launch& p, const Task& t, uint32_t lane, float (&y)[kLaneValues]) {
 #pragma unroll
   for (uint32_t i = 0; i < kLaneValues; ++i) y[i] = 0;
   if (kX == X::none || (kX == X::any && !p.has_x)) return;
   const DType dtype = kX == X::f32 ? DType::f32 : p.x.dtype;
   if (kX == X::half && dtype == DType::f32) __builtin_unreachable();
-  to_floats(load_raw(static_cast<const uint8_t*>(p.x.data) + t.x_at, dtype, t.n, p.x_vector, lane), dtype, y);
+  const uint8_t* values = static_cast<const uint8_t*>(p.x.data) + t.x_at;
+  to_floats(load_raw<kPack>(values, dtype, t.n, p.x_vector, lane), dtype, y);
   if (kWidths == Widths::paper && p.x.means != 0) add_mean(p.x.means, t.paper.mean, true, y);
 }
 
@@ -275,7 +277,7 @@ template <Widths kWidths, bool kPack, bool kResidual, X kX, In kIn>
 __device__ __forceinline__ void do_slot(const Launch& p, const Task& t, const PaperTables* tables, const float* steps,
                                         const FineScaleByte& byte, uint32_t lane) {
   float y[kLaneValues];
-  read_x<kWidths, kX>(p, t, lane, y);
+  read_x<kWidths, kX, kPack>(p, t, lane, y);
   float step = 0;
   if constexpr (kIn == In::one) {
     step = steps[lane / 2];
@@ -298,7 +300,8 @@ __device__ __forceinline__ void do_slot(const Launch& p, const Task& t, const Pa
       clear_missing(t, lane, y);
     }
     // Levels times a step that is a number, times a finite scale that is not 0, are numbers, or infinite.
-    write_values(p, t, lane, y, kIn == In::one && kX == X::none ? step != step : any_nan(y));
+    constexpr bool kUnpack = kIn == In::one && kX == X::none;
+    write_values<kUnpack>(p, t, lane, y, kUnpack ? step != step : any_nan(y));
     return;
   }
   float kept[kLaneValues];

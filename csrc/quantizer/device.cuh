@@ -51,15 +51,32 @@ struct RawValues {
   uint4 low, high;
 };
 
+// kOnce: memory that is not read again before it is written anew (loads), or not soon (stores). It leaves the L2 cache
+// first, so that what others will read stays there.
+template <bool kOnce>
+__device__ __forceinline__ uint4 load_16(const uint4* at) {
+  if constexpr (kOnce) return __ldcs(at);
+  return *at;
+}
+template <bool kOnce>
+__device__ __forceinline__ void store_16(uint4* at, uint4 v) {
+  if constexpr (kOnce)
+    __stcs(at, v);
+  else
+    *at = v;
+}
+
 // Values of a slot that begin at `data`. n: coordinates that exist; `vector`: whole lanes begin at 16 bytes.
+template <bool kOnce = false>
 __device__ __forceinline__ RawValues load_raw(const void* data, DType dtype, uint32_t n, bool vector, uint32_t lane) {
   RawValues raw = {};
   if (vector && n == kSuperGroup) {
+    const uint4* at = static_cast<const uint4*>(data);
     if (dtype == DType::f32) {
-      raw.low = static_cast<const uint4*>(data)[2 * lane];
-      raw.high = static_cast<const uint4*>(data)[2 * lane + 1];
+      raw.low = load_16<kOnce>(at + 2 * lane);
+      raw.high = load_16<kOnce>(at + 2 * lane + 1);
     } else {
-      raw.low = static_cast<const uint4*>(data)[lane];
+      raw.low = load_16<kOnce>(at + lane);
     }
     return raw;
   }
@@ -130,6 +147,7 @@ __device__ __forceinline__ bool any_nan(const float (&v)[kLaneValues]) {
 }
 
 // A lane's 32 bytes are a sector. Two lanes swap halves, so that each of the two stores writes whole sectors.
+template <bool kOnce>
 __device__ __forceinline__ void store_f32(uint4* data, uint32_t lane, const uint32_t (&words)[kLaneValues]) {
   const bool odd = lane % 2 != 0;
   uint32_t first[4], second[4];
@@ -140,11 +158,12 @@ __device__ __forceinline__ void store_f32(uint4* data, uint32_t lane, const uint
     second[i] = odd ? words[4 + i] : other;
   }
   uint4* at = data + 2 * lane - odd;
-  at[0] = make_uint4(first[0], first[1], first[2], first[3]);
-  at[2] = make_uint4(second[0], second[1], second[2], second[3]);
+  store_16<kOnce>(at, make_uint4(first[0], first[1], first[2], first[3]));
+  store_16<kOnce>(at + 2, make_uint4(second[0], second[1], second[2], second[3]));
 }
 
 // nan: whether there may be one among the values.
+template <bool kOnce = false>
 __device__ __forceinline__ void store_values(void* data, DType dtype, uint32_t n, bool vector, uint32_t lane,
                                              const float (&v)[kLaneValues], bool nan) {
   uint32_t words[kLaneValues];
@@ -165,9 +184,9 @@ __device__ __forceinline__ void store_values(void* data, DType dtype, uint32_t n
   }
   if (vector && n == kSuperGroup) {
     if (dtype == DType::f32) {
-      store_f32(static_cast<uint4*>(data), lane, words);
+      store_f32<kOnce>(static_cast<uint4*>(data), lane, words);
     } else {
-      static_cast<uint4*>(data)[lane] = make_uint4(words[0], words[1], words[2], words[3]);
+      store_16<kOnce>(static_cast<uint4*>(data) + lane, make_uint4(words[0], words[1], words[2], words[3]));
     }
     return;
   }
