@@ -28,7 +28,7 @@ struct Worker::State {
   };
   std::mutex mutex;
   std::condition_variable wake;     // a job, or the end
-  std::condition_variable changed;  // a thread became idle, or left
+  std::condition_variable changed;  // a job has run; a thread became idle, or left
   std::deque<Job> jobs;
   const std::chrono::duration<double> patience;  // of idle threads
   size_t running = 0;                            // threads that have not left loop()
@@ -78,6 +78,7 @@ struct Worker::State {
         }
         lock.lock();
         s->led = false;
+        s->changed.notify_all();
         find_leader(s);
         lock.unlock();
         job.done(error);  // and the job's captures die before the lock is taken again
@@ -161,9 +162,21 @@ bool Worker::run_here(const Run& run, const Done& done) {
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->led = false;
+    state_->changed.notify_all();
     State::find_leader(state_);
   }
   done(error);
+  return true;
+}
+
+bool Worker::drain(double patience_s) {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  auto left = [this] { return state_->jobs.size() + state_->led; };
+  while (size_t before = left()) {
+    const bool fewer =
+        state_->changed.wait_for(lock, std::chrono::duration<double>(patience_s), [&] { return left() < before; });
+    if (!fewer) return false;
+  }
   return true;
 }
 

@@ -28,6 +28,10 @@ class Worker {
   // The same on the calling thread, now, if no job is waiting or running; false if one is.
   bool run_here(const Run& run, const Done& done);
 
+  // Waits until every job that was submitted has run, as long as none takes longer than `patience_s`; false if one
+  // does. No jobs may be submitted meanwhile.
+  bool drain(double patience_s);
+
   // Cancels what has not started, lets the running job end. Waits `patience_s` for it, then leaves its thread alone
   // (it owns what it needs): a peer that died must not hold up the end of this process.
   void stop(double patience_s);

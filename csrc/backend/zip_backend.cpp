@@ -59,14 +59,17 @@ ZipBackend::ZipBackend(int rank, int size, BackendPtr cpu, BackendPtr cpu_zip, B
   init();
 }
 
-ZipBackend::~ZipBackend() {
-  if (worker_) worker_->stop(kShutdownPatience);
+ZipBackend::~ZipBackend() { end_worker(); }
+
+// Calls in flight complete, as those of gloo do, unless a peer is silent.
+void ZipBackend::end_worker() {
+  if (worker_) worker_->stop(worker_->drain(kShutdownPatience) ? kShutdownPatience : 0);
 }
 
 void ZipBackend::shutdown() {
   if (stopped_) return;
   stopped_ = true;
-  if (worker_) worker_->stop(kShutdownPatience);
+  end_worker();
   std::exception_ptr broken;
 #ifdef ZIPCCL_WITH_CUDA
   try {

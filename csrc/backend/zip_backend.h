@@ -176,6 +176,7 @@ class ZipBackend : public c10d::Backend {
   c10d::Backend& backend_for(at::Device device);
   WorkPtr forward(at::Device device, const RawCall& call);
   WorkPtr between_two(at::Device device, const RawCall& call);
+  void end_worker();
   void finish_worker();  // waits for the calls it was given
   WorkPtr after_own_calls(const WorkPtr& forwarded);
   // Backends that are there, each once.

@@ -155,6 +155,22 @@ void end_inside_a_report(int rounds) {
   }
 }
 
+// What was submitted runs, whichever thread is about to run it.
+void drain_everything(int rounds) {
+  for (int round = 0; round < rounds; ++round) {
+    Journal journal;
+    Worker worker(round % 2 ? 10 : 0.0001);
+    const int jobs = round % 20;
+    auto run = [&journal] { journal.add(1); };
+    auto done = [](std::exception_ptr e) { require(!e, "no error"); };
+    for (int i = 0; i < jobs; ++i)
+      if (i % 3 || !worker.run_here(run, done)) worker.submit(run, done);
+    require(worker.drain(kForEver), "all jobs end");
+    require(static_cast<int>(journal.entries.size()) == jobs, "drain() returns when all have run");
+    worker.stop(kForEver);
+  }
+}
+
 // A job that never ends must not hold up stop(): its thread is left alone.
 void leave_a_stuck_job() {
   auto stuck = std::make_shared<std::promise<void>>();
@@ -172,6 +188,8 @@ void leave_a_stuck_job() {
         [reported](std::exception_ptr) { reported->set_value(); });
     worker.submit([] {}, [&](std::exception_ptr e) { cancelled = e != nullptr; });
     begun.get_future().wait();
+    require(!worker.drain(0.01), "drain() tells of a job that does not end");
+    require(!cancelled, "and cancels nothing");
     worker.stop(0.01);
     require(cancelled, "jobs behind a stuck one are cancelled at once");
     require(!worker.run_here([] {}, [](std::exception_ptr) {}), "nothing runs after stop()");
@@ -243,6 +261,7 @@ int main() {
   reports_that_wait(200);
   stop_among_submits(60);
   end_inside_a_report(100);
+  drain_everything(200);
   leave_a_stuck_job();
   idle_threads_end(1000);
   workers_come_and_go(100);
