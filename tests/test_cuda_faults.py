@@ -219,12 +219,16 @@ def test_options_differ_in_a_call():
 # ---- a frame is damaged on its way -----------------------------------------------------------------------------
 
 
+_kept = []
+
+
 def check_damage(rank):
     ranks.device("cuda")
     store = dist.FileStore(f"{os.environ['RANKS_DIRECTORY']}/damage", 2)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = datetime.timedelta(seconds=60)
     nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, 2, options)
+    _kept.append(nccl)  # its end would cut off what the peer has yet to receive
     exchange_damaged(rank, nccl, lambda o: zipccl._C.ZipBackend(rank, 2, None, None, nccl, o), "cuda")
 
 
