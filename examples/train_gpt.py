@@ -143,7 +143,8 @@ def traffic(values: torch.Tensor) -> dict:
     with zipccl.override(all_gather="auto"):
         for _ in range(AUTO_CALLS):
             dist.all_gather_into_tensor(gathered, shard)
-    advice = zipccl.explain(op="all_gather", bytes=mean_size)
+    with zipccl.override(all_gather="auto"):
+        advice = zipccl.explain(op="all_gather", bytes=mean_size)
     counters = {name: moved[name] for name in ("calls", "zipped_calls", "raw_bytes", "wire_bytes", "seconds")}
     return counters | {"mean_bytes_per_rank": mean_size, "auto": advice.choice, "auto_reason": advice.reason}
 

@@ -336,3 +336,12 @@ def test_property_damage_is_noticed(path, t, layout, data):
     except zipccl.FrameError:
         return
     assert broken == frame and raw_bytes(out) == raw_bytes(t)
+
+
+@pytest.mark.parametrize("thing, said", [([1, 2], "list"), (torch.eye(3).to_sparse(), "torch.sparse_coo")])
+def test_what_is_no_dense_tensor_is_named(thing, said):
+    with pytest.raises(TypeError, match=f"^compress takes a dense torch.Tensor, not {said}$"):
+        zipccl.compress(thing)
+    if not isinstance(thing, torch.Tensor):
+        with pytest.raises(TypeError, match=f"^a frame is a 1-D tensor of torch.uint8, not {said}$"):
+            zipccl.decompress(thing)

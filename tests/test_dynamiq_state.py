@@ -39,6 +39,20 @@ def test_arguments_of_other_types_are_named(name, value):
         zipccl.DynamiQState(**{name: value})
 
 
+def test_other_things_than_groups_and_states_are_named():
+    with pytest.raises(TypeError, match="^group must be a process group or None, not 5.0"):
+        zipccl.DynamiQState(5.0)
+    zipccl.DynamiQState(dist.GroupMember.NON_GROUP_MEMBER)  # of ranks outside of a new group
+    x = torch.ones(4)
+    for call in (
+        lambda: zipccl.dynamiq.all_reduce(x, 5.0),
+        lambda: zipccl.dynamiq.reduce_scatter(x, x, 5.0),
+        lambda: zipccl.dynamiq_hook(5.0, None),
+    ):
+        with pytest.raises(TypeError, match=r"^a zipccl.DynamiQState is wanted, as in .*\(.*, not 5.0$"):
+            call()
+
+
 def test_incomplete_state_dicts_are_named():
     state = zipccl.DynamiQState(seed=3)
     with pytest.raises(ValueError, match="version, seed, calls, steps, rank, residuals missing"):

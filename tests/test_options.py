@@ -1,5 +1,8 @@
 """Options of a group: values, environment, agreement between ranks; and what stats() counts."""
 
+import types
+import warnings
+
 import pytest
 import ranks
 import torch
@@ -288,10 +291,21 @@ def check_one_rank(rank):
     counted = zipccl.stats()["all_gather"]
     assert (counted["calls"], counted["zipped_calls"], counted["raw_bytes"], counted["wire_bytes"]) == (1, 0, 0, 0)
     assert "one rank" in zipccl.explain().reason
+    head, row = (line.split() for line in str(zipccl.stats()).splitlines())
+    assert head == ["calls", "zipped", "raw", "MB", "wire", "MB", "saved"]
+    assert row == ["all_gather", "1", "0", "0.00", "0.00", "-"]
+    zipccl.stats().reset()
+    assert str(zipccl.stats()) == "no collective of this group was called yet"
 
 
 def test_a_group_of_one_moves_nothing():
     ranks.run(check_one_rank, 1)
+
+
+def test_counters_print_as_a_table():
+    stats = zipccl.backend.Stats([])
+    stats["all_gather"] = {"calls": 7, "zipped_calls": 5, "raw_bytes": 2_000_000, "wire_bytes": 1_415_000}
+    assert str(stats).splitlines()[1].split() == ["all_gather", "7", "5", "2.00", "1.42", "29.2", "%"]
 
 
 # ---- auto, explain, ZIPCCL_DEBUG -------------------------------------------------------------------------------
@@ -323,12 +337,18 @@ def test_auto_is_one_decision():
 
 def check_explain_raw(rank):
     ranks.init("zipccl", pg_options=zipccl.Options(all_gather="raw"))
-    return zipccl.explain(bytes=64 << 20, device="cpu").reason
+    reasons = [zipccl.explain(op, bytes=64 << 20, device="cpu").reason for op in ("all_gather", "all_reduce")]
+    with zipccl.override(all_gather="auto"):
+        return [*reasons, zipccl.explain(bytes=64 << 20, device="cpu").reason]
 
 
 def test_explain_says_what_auto_would_do_in_a_raw_group():
     reasons = ranks.run(check_explain_raw, 2)
-    assert reasons[0] == reasons[1] and "expected" in reasons[0]
+    assert reasons[0] == reasons[1]
+    gather, reduce, automatic = reasons[0]
+    assert "expected" in gather and gather.endswith('; not asked here: this group has all_gather="raw"')
+    assert "expected" in reduce and reduce.endswith('; not asked here: this group has all_reduce="raw"')
+    assert "expected" in automatic and "not asked" not in automatic
 
 
 def check_log(rank):
@@ -342,3 +362,22 @@ def test_debug_prints_one_line_per_decision():
     lines = ranks.run(check_log, 2, env={"ZIPCCL_DEBUG": "INFO"})
     assert lines == [["zipccl: all_gather of 200 bytes: zip (raw is not allowed)\n"], []]
     assert ranks.run(check_log, 2) == [[], []]
+
+
+@pytest.mark.parametrize("mode, warned", [("auto", True), ("zip", True), ("raw", False)])
+def test_a_build_without_cuda_says_so_where_a_gpu_is_used(monkeypatch, mode, warned):
+    monkeypatch.setattr(zipccl._C, "cuda_version", None)
+    settings = zipccl.Options(**dict.fromkeys(zipccl.options.COLLECTIVES, mode)).native()
+    no_group = types.SimpleNamespace(group_rank=0, group_size=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(TypeError):  # this is no NCCL
+            zipccl.backend.build(no_group, settings, None, object(), zip_cpu=False)
+    assert ["built without CUDA" in str(w.message) for w in caught] == [True] * warned
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_nccl_alone_without_a_gpu_is_refused_at_once():
+    with pytest.raises(RuntimeError, match="inner='nccl', but torch sees no GPU"):
+        dist.init_process_group("zipccl", store=dist.HashStore(), rank=0, world_size=1,
+                                pg_options=zipccl.Options(inner="nccl"))  # fmt: skip

@@ -23,10 +23,15 @@ Decision explain_at(const Place& place, Op op, uint64_t bytes, const FrameOption
                     Switcher* switcher, std::optional<Code>* code) {
   if (!switcher->measured()) measure(place, frame, switcher, options.choose_code ? code : nullptr);
   const uint64_t least = options.threshold(Mode::automatic);
-  Decision d = switcher->explain(op, place.world(), {bytes, op != Op::all_to_all}, choices(op, options));
+  BackendOptions automatic = options;
+  automatic.mode[static_cast<int>(op)] = Mode::automatic;
+  Decision d = switcher->explain(op, place.world(), {bytes, op != Op::all_to_all}, choices(op, automatic));
   const uint64_t counted = op == Op::all_gather ? bytes * place.world() : bytes;  // as the calls themselves count
   if (counted < least)
     d = {Choice::raw, "below min_bytes (" + std::to_string(least) + ")", d.raw_seconds, d.zip_seconds};
+  if (const Mode mode = options.of(op); mode != Mode::automatic)
+    d.reason += std::string("; not asked here: this group has ") + op_name(op) + "=\"" +
+                (mode == Mode::raw ? "raw" : "zip") + "\"";
   return d;
 }
 

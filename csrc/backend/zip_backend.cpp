@@ -238,8 +238,6 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
   FrameOptions frame;
   frame.code = options_.code;
   frame.checksum = options_.checksum;
-  BackendOptions automatic = options_;
-  automatic.mode[static_cast<int>(op)] = Mode::automatic;
 #ifdef ZIPCCL_WITH_CUDA
   if (device.is_cuda() && cuda_) return explain_cuda(op, device, frame, bytes);
 #endif
@@ -250,12 +248,12 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
                                            std::vector<at::Tensor>{});
   auto decision = std::make_shared<Decision>();
   worker_->submit(
-      [state = state_, frame, automatic, op, bytes, decision, threads = at::get_num_threads()] {
+      [state = state_, frame, options = options_, op, bytes, decision, threads = at::get_num_threads()] {
         const ThreadLimit as_many(threads);
         const Messages messages(state->zip, c10d::kUnsetTimeout, state->scratch);
         const std::string what = "zipccl explain";
         *decision = state->step.keep([&] {
-          return explain_at({*state->engine, messages, what}, op, bytes, frame, automatic, &state->switcher,
+          return explain_at({*state->engine, messages, what}, op, bytes, frame, options, &state->switcher,
                             &state->code);
         });
       },

@@ -253,15 +253,13 @@ Decision ZipBackend::explain_cuda(Op op, at::Device device, const FrameOptions& 
   CudaState& state = cuda_state(device);
   backend_for(device);
   auto guard = state.enter();
-  BackendOptions automatic = options_;
-  automatic.mode[static_cast<int>(op)] = Mode::automatic;
   const Messages messages(cuda_, c10d::kUnsetTimeout);
   const std::string what = "zipccl explain";
   Place place{*state.engine, messages, what};
   HostOfCuda host(*this, c10d::kUnsetTimeout);
   state.engine->set_watch(watch_over(what, c10d::kUnsetTimeout));
   prepare(state, &place, host);
-  return state.step.keep([&] { return explain_at(place, op, bytes, frame, automatic, &state.switcher, &state.code); });
+  return state.step.keep([&] { return explain_at(place, op, bytes, frame, options_, &state.switcher, &state.code); });
 }
 
 }  // namespace zipccl

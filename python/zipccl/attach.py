@@ -123,7 +123,7 @@ def override(group: dist.ProcessGroup | None = None, **changes: Any) -> Iterator
     """
     fixed = {"code", "inner", "nccl_options"} & changes.keys()
     if fixed:
-        raise ValueError(f"{sorted(fixed)} cannot be changed for a while: they are fixed when a group is made")
+        raise ValueError(f"override cannot change {', '.join(sorted(fixed))}, which is fixed when a group is made")
     try:
         wanted = Options(**changes).native()
     except TypeError as error:

@@ -73,6 +73,8 @@ def _create(group: Any, pg_options: Any) -> _C.ZipBackend:
     warn_of_unknown()
     options = from_pg_options(pg_options)
     devices = options.inner_backends()
+    if "cpu" not in devices and not torch.cuda.is_available():
+        raise RuntimeError(f"zipccl: options say inner={options.inner!r}, but torch sees no GPU")
     check_same_options(group, options)
     cpu = _gloo(group, "gloo") if "cpu" in devices else None
     cuda = _nccl(group, options) if "cuda" in devices and torch.cuda.is_available() else None
@@ -88,8 +90,11 @@ def build(group: Any, settings: dict[str, Any], cpu: Any, cuda: Any, zip_cpu: bo
         settings: ``Options.native()``.
         zip_cpu: CPU tensors may be zipped, now or later.
     """
-    if cuda is not None and _C.cuda_version is None and "zip" in settings["modes"].values():
-        warnings.warn("zipccl was built without CUDA: CUDA tensors travel raw", stacklevel=3)
+    if cuda is not None and _C.cuda_version is None and {"zip", "auto"} & set(settings["modes"].values()):
+        warnings.warn(
+            "zipccl was built without CUDA, so CUDA tensors travel raw: install it again with ZIPCCL_CUDA=1",
+            stacklevel=3,
+        )
     # Zipped CPU collectives run on their own thread; their messages must not mix with those of the caller's thread.
     # One call at a time, so one thread: two would both write down, unlocked, what they have done last.
     cpu_zip = _gloo(group, "gloo-zip", threads=1) if cpu is not None and zip_cpu and group.group_size > 1 else None
@@ -257,6 +262,18 @@ class Stats(dict):
         for backend in backends:
             self.update(backend.stats())
 
+    def __str__(self) -> str:
+        """A table: megabytes (10^6 bytes) that this rank has received, and what was saved of them."""
+        if not self:
+            return "no collective of this group was called yet"
+        lines = [f"{'':<16}{'calls':>8}{'zipped':>8}{'raw MB':>12}{'wire MB':>12}{'saved':>9}"]
+        for name, of in self.items():
+            raw, wire = of["raw_bytes"], of["wire_bytes"]
+            saved = f"{100 * (1 - wire / raw):.1f} %" if raw else "-"
+            counts = f"{of['calls']:>8}{of['zipped_calls']:>8}"
+            lines.append(f"{name:<16}{counts}{raw / 1e6:>12.2f}{wire / 1e6:>12.2f}{saved:>9}")
+        return "\n".join(lines)
+
     def __reduce__(self) -> tuple:
         return dict, (dict(self),)  # a copy elsewhere has no group
 
@@ -266,7 +283,7 @@ class Stats(dict):
 
 
 def stats(group: dist.ProcessGroup | None = None) -> Stats:
-    """What a group's own collectives have moved, on this rank.
+    """What a group's own collectives have moved, on this rank. ``print()`` shows a table.
 
     Returns:
         A dict from collective (``"all_gather"``) to ``calls``, ``zipped_calls``, ``raw_bytes`` (received from other
@@ -286,7 +303,7 @@ def explain(
     group: dist.ProcessGroup | None = None,
     device: str | torch.device | None = None,
 ) -> _C.Decision:
-    """What ``"auto"`` does with a collective of this size on this group, and why.
+    """What ``"auto"`` does with a collective of this size on this group, and why, whatever the group's own option is.
 
     A collective call: the first one of a group measures the link, so every rank must make it.
 
@@ -298,8 +315,15 @@ def explain(
         device: whose tensors; default: the current CUDA device if the group has NCCL, else the CPU.
 
     Returns:
-        An object with ``choice`` (``"zip"`` or ``"raw"``), ``reason``, ``raw_seconds`` and ``zip_seconds`` (expected).
+        An object with ``choice`` (``"zip"`` or ``"raw"``), ``reason`` (also says so if the group's option is another
+        than ``"auto"``), ``raw_seconds`` and ``zip_seconds`` (expected).
+
+    Raises:
+        ValueError: another collective, a negative size, or the group is not a zipccl group.
+        RuntimeError: the group has no backend, or this build no codec, for such tensors.
     """
+    if op not in COLLECTIVES:
+        raise ValueError(f"op must be one of {COLLECTIVES}, not {op!r}")
     if not isinstance(bytes, int) or bytes < 0:
         raise ValueError(f"bytes must be a number, 0 or more, not {bytes!r}")
     backend = zip_backends(group)[0]

@@ -35,9 +35,13 @@ def compress(
         CPU and CUDA make the same bytes. On CUDA the call waits for the frame's size.
 
     Raises:
-        TypeError: a dtype that frames do not know (quantised types).
+        TypeError: not a dense tensor, or of a dtype that frames do not know (quantised types).
         ValueError: an unknown code or layout.
+        Error: this build has no codec for the tensor's device.
     """
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        what = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise TypeError(f"compress takes a dense torch.Tensor, not {what}")
     return _C.compress(tensor, code, layout, checksum)
 
 
@@ -49,5 +53,8 @@ def decompress(frame: torch.Tensor) -> torch.Tensor:
     Raises:
         FrameError: the frame is corrupt, truncated, or of a newer version; the text says which.
         TypeError: ``frame`` is not a 1-D uint8 tensor.
+        Error: this build has no codec for the frame's device.
     """
+    if not isinstance(frame, torch.Tensor):
+        raise TypeError(f"a frame is a 1-D tensor of torch.uint8, not {type(frame).__name__}")
     return _C.decompress(frame)

@@ -84,7 +84,8 @@ class DynamiQState:
             on CUDA.
 
     Raises:
-        ValueError: an argument is not one of those named above.
+        TypeError: ``group`` is no process group.
+        ValueError: another argument is not one of those named above.
     """
 
     def __init__(
@@ -103,6 +104,9 @@ class DynamiQState:
         correlated: bool = True,
         block_bytes: int | None = None,
     ):
+        nobody = dist.GroupMember.NON_GROUP_MEMBER  # what new_group() gives ranks that are not in the group
+        if not (group is None or group is nobody or isinstance(group, dist.ProcessGroup)):
+            raise TypeError(f"group must be a process group or None, not {group!r} (bits and others go by name)")
         if topology not in TOPOLOGIES:
             raise ValueError(f"topology must be one of {TOPOLOGIES}, not {topology!r}")
         if widths not in WIDTHS:
@@ -447,11 +451,12 @@ def all_reduce(tensor: torch.Tensor, state: DynamiQState, op: Any = dist.ReduceO
         ``tensor``.
 
     Raises:
-        TypeError: another dtype.
+        TypeError: another dtype, or ``state`` is no DynamiQState.
         ValueError: another reduction.
         RuntimeError: a peer is gone, the operation timed out, or, of CPU tensors, another rank makes another call
             (size, dtype, ``op``, options): then on every rank, with nothing changed, and calls can go on.
     """
+    _check_state(state, "zipccl.dynamiq.all_reduce(tensor, zipccl.DynamiQState())")
     if tensor.dtype not in DTYPES:
         raise TypeError(f"DynamiQ takes float32, bfloat16 and float16, not {tensor.dtype}")
     group = state._group()
@@ -486,6 +491,7 @@ def reduce_scatter(
     Raises:
         TypeError, ValueError, RuntimeError: as ``all_reduce``.
     """
+    _check_state(state, "zipccl.dynamiq.reduce_scatter(output, input, zipccl.DynamiQState())")
     group = state._group()
     scale = scale_of(op, group.size())
     with torch.no_grad():
@@ -494,6 +500,11 @@ def reduce_scatter(
         options = state._options() | ({"topology": "auto"} if state.topology == "hierarchical" else {})
         channel.reduce_scatter(flat_in, flat_out, options, scale, state.seed, state._next_call()).wait()
     return output
+
+
+def _check_state(state: Any, example: str) -> None:
+    if not isinstance(state, DynamiQState):
+        raise TypeError(f"a zipccl.DynamiQState is wanted, as in {example}, not {state!r}")
 
 
 def _exempt(state: DynamiQState, bucket: dist.GradBucket) -> list[torch.Tensor]:
@@ -519,7 +530,11 @@ def dynamiq_hook(state: DynamiQState, bucket: dist.GradBucket) -> torch.futures.
 
     Returns:
         A future of the bucket's buffer.
+
+    Raises:
+        TypeError, RuntimeError: as ``all_reduce``; DDP raises them from ``backward()``.
     """
+    _check_state(state, "register_comm_hook(zipccl.DynamiQState(), zipccl.dynamiq_hook)")
     buffer = bucket.buffer()
     group = state._group()
     channel = state._channel()
