@@ -136,6 +136,10 @@ def main() -> int:
     sizes = harness.sweep(args, parser)
     if args.worker:
         launch.rank_main(lambda: rank_work(args, sizes))
+    known = ways(int(os.environ.get("WORLD_SIZE", args.ranks)))  # torchrun has its own number of ranks
+    for name in args.methods or []:
+        if name not in known:
+            parser.error(f"--methods: {name!r} is none of {list(known)}")
     table = harness.Table(COLUMNS)
     passed_on = ["seconds", "min_bytes", "max_bytes", "factor", "tensor", "methods"]
     facts = harness.run_on_ranks(args, parser, passed_on, table.add)

@@ -47,7 +47,7 @@ def show_size(n: int) -> str:
 def add_size_arguments(parser: argparse.ArgumentParser, smallest: str, largest: str) -> None:
     parser.add_argument("--min-bytes", type=size, default=size(smallest), help=f"default {smallest}")
     parser.add_argument("--max-bytes", type=size, default=size(largest), help=f"default {largest}")
-    parser.add_argument("--factor", type=int, default=4, help="between one size and the next (default 4)")
+    parser.add_argument("--factor", type=int, default=4, help="between one size and the next (default %(default)s)")
 
 
 def sweep(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[int]:

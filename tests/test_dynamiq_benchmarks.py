@@ -111,3 +111,10 @@ def test_training(tmp_path):
     runs = {r["method"]: r["final_loss"] for r in json.loads((tmp_path / "d").read_text())["runs"]}
     assert len(runs) == 11
     assert all(loss == pytest.approx(runs["fp32"], rel=0.02) for loss in runs.values())
+
+
+@pytest.mark.parametrize("script", ["dynamiq_speed.py", "dynamiq_training.py"])
+def test_unknown_methods_are_named(script):
+    command = [sys.executable, str(BENCHMARKS / script), "--methods", "bf16", "dynamic"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2 and "'dynamic' is none of ['" in done.stderr

@@ -244,7 +244,10 @@ def zip_backends(group: dist.ProcessGroup | None = None) -> list[_C.ZipBackend]:
     if not found:
         if not isinstance(group, dist.ProcessGroup):
             raise ValueError("this rank is not in the group")
-        raise ValueError(f"{group.group_name!r} is not a zipccl group")
+        raise ValueError(
+            f'process group {group.group_name!r} is not a zipccl group: init_process_group("zipccl"), '
+            'new_group(backend="zipccl") and zipccl.attach() make such'
+        )
     return found
 
 
