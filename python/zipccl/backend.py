@@ -281,6 +281,7 @@ class Stats(dict):
         return dict, (dict(self),)  # a copy elsewhere has no group
 
     def reset(self) -> None:
+        """Sets the group's counters on this rank to zero; this snapshot stays as it is."""
         for backend in self._backends:
             backend.reset_stats()
 

@@ -1,4 +1,4 @@
-"""Options of a zipccl process group."""
+"""Options of a zipccl process group ("section" here means the ZipCCL paper, arXiv 2604.27844)."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class Options:
         nccl_options: ``ProcessGroupNCCL.Options`` for the inner NCCL backend.
 
     Raises:
+        TypeError: for a field that is none of the above.
         ValueError: for a value that is none of the above.
     """
 
