@@ -25,7 +25,8 @@ def compress(
             for every floating-point dtype; fp32 and fp64 numbers that a shorter type holds cost what that one costs.
             Of other dtypes, tiles of equal values vanish. Or ``"raw"``.
         layout: ``"compact"``, or, for fast, ``"split"``: the static part, whose size follows from dtype and count, lies
-            in front of the dynamic part (ZipCCL's Design 2, section 5.1). Dense frames have no such parts and stay as they are.
+            in front of the dynamic part (ZipCCL's Design 2, section 5.1). Dense frames have no such parts, and stay
+            as they are.
         checksum: the frame carries a checksum of its payload, so that any damage is noticed.
 
     Returns:
