@@ -1,7 +1,7 @@
 // Internals of the CUDA codec, shared by its .cu files and by nobody else. The interface is codec.h.
 //
 // cuda_codec.cu      arguments, scratch, batches of jobs
-// fast_encode.cu, fast_encode_many.cu, fast_decode.cu   Code::fast
+// fast_encode.cu, fast_encode_many.cu, fast_encode_direct.cu, fast_decode.cu   Code::fast
 // sum_cuda.cu        decode_sum()
 // dense_encode.cu, dense_decode.cu   Code::dense
 // raw_cuda.cu        Code::raw
@@ -100,6 +100,7 @@ constexpr uint64_t kChecksumWords = 2;
 cudaError_t launch_clear(uint64_t* words, uint64_t n, Processors processors, cudaStream_t stream);
 cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_fast_encode_many(const EncodeLaunch& launch, cudaStream_t stream);
+cudaError_t launch_fast_encode_direct(const EncodeLaunch& launch, cudaStream_t stream);  // split frames only
 cudaError_t launch_dense_encode(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_raw_encode(const EncodeLaunch& launch, cudaStream_t stream);
 // Adds the checksum to frames that are complete but for it.

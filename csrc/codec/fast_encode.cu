@@ -8,7 +8,7 @@
 //
 // For tensors whose groups all run at the same time, which this makes as short as possible. Where there are more, most
 // of a group's time is spent waiting in step 2, and what counts is how many share a multiprocessor:
-// fast_encode_many.cu.
+// fast_encode_many.cu, and, for split frames, fast_encode_direct.cu.
 #include "codec/fast_encode_group.cuh"
 
 namespace zipccl {
@@ -18,7 +18,8 @@ namespace {
 constexpr int kWarps = 16;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kTilesOfWarp = kTiles / kWarps;
-constexpr int kBlocks = 2;  // of 64 registers a lane, on a multiprocessor
+constexpr int kBlocks = 2;        // of 64 registers a lane, on a multiprocessor
+constexpr int kDirectGroups = 5;  // a multiprocessor: from here on units had better not wait
 
 // What is made of a tile in shared memory.
 struct TileSpace {
@@ -136,6 +137,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) fast_encode_kernel(const __
 cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream) {
   const Processors& processors = launch.processors;
   const uint64_t groups = launch.first_block[launch.n];
+  const bool split = (launch.header.flags & kFlagSplit) != 0;
+  if (split && !processors.limited && groups > static_cast<uint64_t>(kDirectGroups) * processors.n) {
+    return launch_fast_encode_direct(launch, stream);
+  }
   if (processors.limited || groups > static_cast<uint64_t>(kBlocks) * processors.n) {
     return launch_fast_encode_many(launch, stream);
   }

@@ -147,6 +147,36 @@ void test_batches(bool quick) {
   check_equal({{}, {}, {}}, {DType::bf16, Code::fast, FrameLayout::compact, true}, 0, "nothing but empty tensors");
 }
 
+// Every tile has some 550 escapes.
+Values many_escapes(size_t n) {
+  Values v = normal_values(n, 1e-2f);
+  for (auto& x : v) {
+    // Exponents 20 above and below the others: escapes, while their mean stays where it is.
+    const uint64_t far = random_bits() % 4;
+    if (far < 2) x = static_cast<uint16_t>(x ^ ((x >> 7 & 0xFF) ^ ((x >> 7 & 0xFF) + (far ? 20 : -20))) << 7);
+  }
+  return v;
+}
+
+// Split frames of more than five groups for each of 200 multiprocessors: fast_encode_direct.cu.
+void test_large_split(bool quick) {
+  const size_t n = 1000 * zipccl::kGroupValues;
+  const auto test = [&](const char* name, const std::vector<Bytes>& tensors) {
+    for (size_t shift : {0, 2}) {
+      if (quick && shift != 0) continue;
+      const FrameOptions options = {DType::bf16, Code::fast, FrameLayout::split, shift == 0};
+      check_equal(tensors, options, shift, std::string("large, ") + describe(name, options, shift));
+    }
+  };
+  test("mixed", {bytes_of(mixed_values(n + 1))});
+  if (quick) return;
+  for (const Pattern& p : kPatterns) test(p.name, {bytes_of(p.make(n + 17 * zipccl::kTileValues + 5))});
+  test("many escapes", {bytes_of(many_escapes(n + zipccl::kGroupValues))});
+  std::vector<Bytes> tensors;
+  for (int i = 0; i < 63; ++i) tensors.push_back(bytes_of(kPatterns[i % 7].make(i % 9 == 0 ? 0 : 600'000 + 3001 * i)));
+  test("batch", tensors);
+}
+
 // Values and frames at every alignment that the interface takes.
 void test_alignments(bool quick) {
   for (size_t shift = 0; shift < 16; shift += 2) {
@@ -339,6 +369,7 @@ int main(int argc, char** argv) {
   test_arguments();
   test_fast(quick);
   test_batches(quick);
+  test_large_split(quick);
   test_alignments(quick);
   test_raw();
   test_corrupt(quick);

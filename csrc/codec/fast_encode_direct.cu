@@ -1,0 +1,153 @@
+// Code::fast, tensor to split frame, where there are many more groups than run at the same time. A block of 2 warps
+// takes a group of 32 tiles; a warp encodes 16 in a row, one at a time, a lane 32 values of it: one word of each plane.
+// bf16: 2 bytes are read and 1.41 written.
+//
+//   1. A tile is encoded, and its unit goes from registers to the frame: where a unit belongs follows from the tile's
+//      number. Its dynamic bytes go to a pool of the warp's tiles in shared memory.
+//   2. The sizes of the group's tiles and those of the groups before it say where its dynamic bytes go:
+//      fast_encode_group.cuh.
+//   3. They go there from the pool; what did not fit it is made again from the values.
+//
+// Nearly all that is written has gone out when a block begins to wait in 2, and small blocks leave 15 others on the
+// multiprocessor that go on meanwhile.
+#include "codec/fast_encode_group.cuh"
+
+namespace zipccl {
+namespace cuda {
+namespace {
+
+constexpr int kWarps = 2;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kBlocks = 16;  // of 64 registers a lane, on a multiprocessor
+constexpr int kTilesOfWarp = kTiles / kWarps;
+constexpr uint32_t kUnit = static_cast<uint32_t>(kMaxUnitBytes);
+constexpr uint32_t kPoolBytes = 160 * kTilesOfWarp;  // of a warp
+constexpr uint32_t kNotKept = 0xFFFFFFFFu;
+
+struct alignas(16) Space {
+  uint8_t exponents[kWarps][kTile];
+  uint8_t pools[kWarps][kPoolBytes + 16];  // store_bytes() reads ahead
+  uint32_t entries[kTiles];
+  uint32_t unit_begin[kTiles];
+  uint32_t dynamic_begin[kTiles];
+  GroupPlace place;
+};
+
+__device__ __forceinline__ void store_unit(const PlannedTile& tile, const LaneValues& v, uint32_t m, uint8_t* unit,
+                                           int lane) {
+  const uint32_t padded = static_cast<uint32_t>(align_up(m));
+  if (tile.is(TileMode::window)) {
+#pragma unroll
+    for (int p = 0; p < 3; ++p) {
+      *reinterpret_cast<uint32_t*>(unit + padded + kPlaneBytes * p + 4 * lane) = tile.planes[p];
+    }
+  } else {
+    zero_hole(unit, static_cast<uint32_t>(unit_bytes(tile.mode(), m)), m, lane);
+  }
+  if (!tile.is(TileMode::constant)) put_sign_mantissas(unit, v, padded, lane);
+}
+
+// Encodes a warp's tiles of a whole group. Returns the size of their dynamic bytes in `pool`, or kNotKept.
+__device__ __forceinline__ uint32_t encode_run(const uint16_t* src, uint8_t* units, uint8_t* exponents, uint8_t* pool,
+                                               uint32_t* entries, int lane) {
+  uint32_t used = 0;
+  bool kept = true;
+  LaneValues next = load_values<true>(src, kTile, lane);
+#pragma unroll 1
+  for (int r = 0; r < kTilesOfWarp; ++r) {
+    const LaneValues v = next;
+    if (r + 1 < kTilesOfWarp) next = load_values<true>(src + (r + 1) * kTile, kTile, lane);
+    const PlannedTile tile = plan_tile<true>(v, kTile, lane);
+    if (lane == 0) entries[r] = tile.entry;
+    const uint32_t n = tile.dynamic();
+    kept = kept && used + n <= kPoolBytes;
+    if (kept && n != 0) {
+      if (tile.is(TileMode::window)) {
+        put_exponents(exponents, v, kTile, lane);
+        put_escapes(exponents, tile.escapes(kFullWarp), pool + used + tile.end, lane);
+      } else if (tile.is(TileMode::constant) && lane == 0) {
+        pool[used] = static_cast<uint8_t>(v.w[0][0]);
+        pool[used + 1] = static_cast<uint8_t>(v.w[0][0] >> 8);
+      }
+    }
+    kept = kept && !tile.is(TileMode::raw);
+    store_unit(tile, v, kTile, units + r * kUnit, lane);
+    used += n;
+  }
+  return kept ? used : kNotKept;
+}
+
+// Values in tile r of those that a warp has.
+__device__ __forceinline__ uint32_t values_in(uint32_t values, uint32_t r) { return min(values - r * kTile, kTile); }
+
+// Tiles of any other group. What is dynamic is left to step 3.
+static __device__ __noinline__ void encode_any(const uint16_t* src, uint32_t values, uint8_t* units, uint32_t* entries,
+                                               int lane) {
+  for (uint32_t r = 0; r * kTile < values; ++r) {
+    const uint32_t m = values_in(values, r);
+    const LaneValues v = load_values<false>(src + r * kTile, m, lane);
+    const PlannedTile tile = plan_tile<false>(v, m, lane);
+    if (lane == 0) entries[r] = tile.entry;
+    store_unit(tile, v, m, units + r * kUnit, lane);
+  }
+}
+
+// Dynamic bytes of a warp's tiles, made from the values.
+static __device__ __noinline__ void store_again(const uint16_t* src, uint32_t values, uint8_t* exponents,
+                                                uint8_t* dynamic, int lane) {
+  for (uint32_t r = 0; r * kTile < values; ++r) {
+    const uint32_t m = values_in(values, r);
+    const LaneValues v = load_values<false>(src + r * kTile, m, lane);
+    const PlannedTile tile = plan_tile<false>(v, m, lane);
+    __syncwarp();
+    put_exponents(exponents, v, static_cast<uint32_t>(align_up(m)), lane);
+    __syncwarp();
+    if (tile.is(TileMode::window)) {
+      put_escapes(exponents, tile.escapes(valid_values(m, lane)), dynamic + tile.end, lane);
+    } else if (tile.is(TileMode::raw)) {
+      store_bytes(dynamic, exponents, m, lane);
+    } else if (lane == 0) {
+      dynamic[0] = static_cast<uint8_t>(v.w[0][0]);
+      dynamic[1] = static_cast<uint8_t>(v.w[0][0] >> 8);
+    }
+    dynamic += tile.dynamic();
+  }
+}
+
+// Grid: a block for each group.
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    fast_encode_direct_kernel(const __grid_constant__ EncodeLaunch launch) {
+  __shared__ Space space;
+  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  const Group group = find_group(launch, blockIdx.x);
+  const uint32_t first = warp * kTilesOfWarp;
+  const uint16_t* const src = group.src + first * kTile;
+  const uint32_t values = min(group.values - min(group.values, first * kTile), kTilesOfWarp * kTile);
+  uint8_t* const units = group.frame + tables_end(group.count) + (group.index * kGroupTiles + first) * kMaxUnitBytes;
+  uint32_t used = kNotKept;
+  if (group.whole()) {
+    used = encode_run(src, units, space.exponents[warp], space.pools[warp], space.entries + first, lane);
+  } else {
+    encode_any(src, values, units, space.entries + first, lane);
+  }
+  __syncthreads();
+  if (warp == 0) place_tiles<1>(launch, group, space.entries[lane], &space, lane);
+  __syncthreads();
+  uint8_t* const to = space.place.dynamic + space.dynamic_begin[first];
+  if (used != kNotKept) {
+    store_bytes(to, space.pools[warp], used, lane);
+  } else {
+    store_again(src, values, space.exponents[warp], to, lane);
+  }
+  wait_for_previous();
+}
+
+}  // namespace
+
+cudaError_t launch_fast_encode_direct(const EncodeLaunch& launch, cudaStream_t stream) {
+  const uint64_t groups = launch.first_block[launch.n];
+  return launch_behind(fast_encode_direct_kernel, launch.processors, groups, kThreads, 0, stream, launch);
+}
+
+}  // namespace cuda
+}  // namespace zipccl
