@@ -211,11 +211,14 @@ __device__ __forceinline__ bool decode_tile(const TileCode& code, const Unit& un
       space->e[0][lane] = make_uint4(e[0], e[1], e[2], e[3]);
       space->e[1][lane] = make_uint4(e[4], e[5], e[6], e[7]);
       uint8_t* bytes = reinterpret_cast<uint8_t*>(&space->e[0][lane]);
-      // The last escape first: the highest bit is found by one instruction.
-      for (const uint8_t* from = dynamic + up_to_own; escapes != 0;) {
-        const uint32_t bit = 31 - __clz(escapes);
-        escapes ^= 1u << bit;
-        bytes[places.of[bit]] = *--from;
+      // The first and the last one at a time, so that two loads are on their way; the only one twice.
+      const uint8_t *begin = dynamic + (up_to_own - own), *end = dynamic + up_to_own;
+      while (escapes != 0) {
+        const uint32_t first = 31 - __clz(escapes & (0u - escapes)), last = 31 - __clz(escapes);
+        const uint8_t first_exponent = *begin++, last_exponent = *--end;
+        bytes[places.of[first]] = first_exponent;
+        bytes[places.of[last]] = last_exponent;
+        escapes &= ~(1u << first | 1u << last);
       }
       const uint4 a = space->e[0][lane], b = space->e[1][lane];
       e[0] = a.x, e[1] = a.y, e[2] = a.z, e[3] = a.w;
