@@ -515,6 +515,35 @@ def test_attach_to_nccl():
     assert ranks.run(check_attach, 2, timeout=120) == [[1, 2], [1, 2]]
 
 
+def check_detail(rank, under, count=100_000):
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: where calls differ every rank is told at once, calls that agree are as ever."""
+    device = ranks.device("cuda")
+    options = zipccl.Options(**ALL_ZIP, min_bytes=0)
+    ranks.init(under, pg_options=options if under == "zipccl" else None)
+    if under == "nccl":
+        zipccl.attach(options=options)
+    own = values(rank, 2 * count).to(device)
+    out = torch.empty(4 * count, dtype=BF16, device=device)
+    with pytest.raises(RuntimeError, match="Detected mismatch between collectives on ranks"):
+        if rank == 0:
+            dist.all_gather_into_tensor(out, own)
+        else:
+            dist.broadcast(own, 0)
+    dist.all_gather_into_tensor(out, own)
+    assert same_bits(out.cpu(), torch.cat([values(r, 2 * count) for r in range(2)]))
+    got = torch.empty_like(own)
+    dist.all_to_all_single(got, own)
+    wanted = torch.cat([values(r, 2 * count)[rank * count : (rank + 1) * count] for r in range(2)])
+    assert same_bits(got.cpu(), wanted)
+    return zipccl.stats()["all_gather"]["zipped_calls"], zipccl.stats()["all_to_all"]["zipped_calls"]
+
+
+@pytest.mark.parametrize("under", ["zipccl", "nccl"])
+def test_debug_level_detail(under):
+    detail = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    assert ranks.run(check_detail, 2, under, timeout=120, env=detail) == [(1, 1), (1, 1)]
+
+
 def check_auto(rank):
     """Both choices, timed by events, decided alike: the counters of all ranks are equal."""
     where, world = start(**{name: "auto" for name in ("all_gather", "all_to_all", "reduce_scatter")}), 2
