@@ -353,14 +353,22 @@ def test_explain_says_what_auto_would_do_in_a_raw_group():
 
 def check_log(rank):
     ranks.init("zipccl", pg_options=zipccl.Options(all_gather="zip"))
-    dist.all_gather_into_tensor(torch.empty(200, dtype=BF16), torch.ones(100, dtype=BF16))
+    for dtype in (BF16, torch.float32):
+        dist.all_gather_into_tensor(torch.empty(200, dtype=dtype), torch.ones(100, dtype=dtype))
+    dist.all_reduce(torch.ones(3))
     with open("/proc/self/fd/2") as log:
         return [line for line in log if line.startswith("zipccl:")]
 
 
 def test_debug_prints_one_line_per_decision():
     lines = ranks.run(check_log, 2, env={"ZIPCCL_DEBUG": "INFO"})
-    assert lines == [["zipccl: all_gather of 200 bytes: zip (raw is not allowed)\n"], []]
+    dtype = "below min_bytes, or a dtype that code leaves raw"
+    expected = [
+        "zipccl: all_gather of 200 bytes: zip (raw is not allowed)\n",
+        f"zipccl: all_gather that brings 400 bytes here: raw ({dtype})\n",
+        "zipccl: all_reduce that brings 12 bytes here: raw (its option says raw)\n",
+    ]
+    assert lines == [expected, []]
     assert ranks.run(check_log, 2) == [[], []]
 
 

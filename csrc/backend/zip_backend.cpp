@@ -6,6 +6,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 
+#include <cstdio>
 #include <future>
 
 #include "backend/perform.h"
@@ -131,6 +132,12 @@ bool ZipBackend::stays_raw(Op op, const at::Tensor& t, uint64_t bytes) const {
 
 WorkPtr ZipBackend::pass_on(Op op, uint64_t received, at::Device device, const RawCall& raw) {
   at::NoGradGuard no_grad;
+  if (options_.log_decisions && rank_ == 0 && size_ > 1)
+    std::fprintf(stderr, "zipccl: %s that brings %llu bytes here: raw (%s)\n", op_name(op),
+                 static_cast<unsigned long long>(received),
+                 options_.of(op) == Mode::raw ? "its option says raw"
+                 : in_window()                ? "in a coalescing window"
+                                              : "below min_bytes, or a dtype that code leaves raw");
   state_->stats.add_raw(op_name(op), received);
   return forward(device, raw);
 }
