@@ -120,3 +120,18 @@ def goes_on(rank):
 
 def test_states_outlive_their_group():
     ranks.run(goes_on, 2)
+
+
+def use_after_destruction(rank):
+    ranks.init("gloo")
+    state = zipccl.DynamiQState(group=dist.new_group([0, 1]), topology="direct")
+    ones(state)
+    dist.destroy_process_group(state.group)
+    with pytest.raises(ValueError, match="process group of this DynamiQState was destroyed"):
+        ones(state)
+    state.group = None
+    return ones(state)
+
+
+def test_a_destroyed_group_is_named():
+    assert ranks.run(use_after_destruction, 2) == [2.0, 2.0]

@@ -220,6 +220,8 @@ class DynamiQState:
     def _channel(self) -> _C.DynamiqChannel:
         """Collective at a state's first use in a group, and when what it holds has changed: ranks compare states."""
         group = self._group()
+        if group not in c10d._world.pg_map:
+            raise ValueError("the process group of this DynamiQState was destroyed: set .group (None: the default)")
         own = " ".join(f"{name}={getattr(self, name)}" for name in _SAME)
         if self._compared is None or self._compared[0]() is not group or self._compared[1] != own:
             turn = _turns[group] = _turns.get(group, 0) + 1
