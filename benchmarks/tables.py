@@ -96,6 +96,21 @@ def gains():
     ]  # fmt: skip
 
 
+@table
+def expected():
+    """Arithmetic on the codec's measured rates: r + B/D + B/E/(n-1) of an all-gather's raw time, r + B/D + B/E of an
+    all-to-all's, r: frame / tensor, B: the link, D and E: decoder and encoder, n: ranks."""
+    ranks, gigabits = 8, (1, 10, 25, 100, 200, 400, 800)
+    lines = [["times as fast, at most", *(f"{g} Gbit/s" for g in gigabits)]]
+    for code in ("fast", "dense"):
+        of = next(r for r in results("codec-h200")["rows"] if (r["code"], r["bytes"]) == (code, 256 * MiB))
+        left = of["frame_bytes"] / of["bytes"]
+        for call, peers in ((f"all_gather, {ranks} ranks", ranks - 1), ("all_to_all", 1)):
+            shares = (left + g / 8 / of["decode_gbps"] + g / 8 / of["encode_gbps"] / peers for g in gigabits)
+            lines.append([f"{call}, code {code}", *(f"{1 / share:.2f}" for share in shares)])
+    return lines
+
+
 # ---- Codec -----------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from zipccl import _C
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -45,6 +46,20 @@ def test_a_number_typed_by_hand_is_noticed(tmp_path):
 )
 def test_digits(x, n, text):
     assert tables.digits(x, n) == text
+
+
+def test_what_is_expected_is_what_auto_would_expect():
+    """The README's arithmetic and the switcher's model of a link without latency."""
+    head, *rows = tables.expected()
+    links = [float(cell.removesuffix(" Gbit/s")) / 8 * 1e9 for cell in head[1:]]
+    for said, *cells in rows:
+        code, op = said.split()[-1], said.split(",")[0]
+        of = next(r for r in tables.results("codec-h200")["rows"] if r["bytes"] == 1 << 28 and r["code"] == code)
+        for link, cell in zip(links, cells, strict=True):
+            switcher = _C.Switcher(of["frame_bytes"] / of["bytes"])
+            switcher.set_measurements(0, link, 0, 1e9 * of["encode_gbps"], 1e9 * of["decode_gbps"])
+            decision = switcher.explain(op, 8, 1 << 40, ["raw", "zip"])
+            assert float(cell) == pytest.approx(decision.raw_seconds / decision.zip_seconds, abs=0.01)
 
 
 def test_every_result_is_linked():
