@@ -130,17 +130,26 @@ def speeds(name: str, sizes: tuple[int, ...], names: dict[str, str]) -> list[lis
 def codec_h200():
     ours = {"fast": "code fast", "dense": "code dense"}
     rivals = {f"nvCOMP {n}": f"nvCOMP 6.0 {n}" for n in ("ANS float16", "LZ4", "Zstd")}
-    return speeds("codec-h200", (4, 64, 256, 1024), ours | rivals)
+    sizes = (4, 64, 256, 1024)
+    compact, (_, split, *_) = (
+        speeds("codec-h200", sizes, ours | rivals),
+        speeds("codec-h200-split", sizes, {"fast": ""}),
+    )
+    return [*compact[:2], ["code fast, split frames", *split[1:]], *compact[2:]]
 
 
 @table
 def codec_h200_share():
-    rows = {r["bytes"]: r for r in results("codec-h200")["rows"] if r["code"] == "fast"}
-    lines = [["code fast, share of what a copy allows", "encode", "decode", "sum of 8 frames"]]
+    def of_fast(name: str) -> dict[int, dict]:
+        return {r["bytes"]: r for r in results(name)["rows"] if r["code"] == "fast"}
+
+    compact, split = of_fast("codec-h200"), of_fast("codec-h200-split")
+    lines = [["code fast, share of what a copy allows", "encode", "encode, split frames", "decode", "sum of 8 frames"]]
     for n in (4, 64, 256):
-        r = rows[n * MiB]
-        shares = (f"{100 * r[f'{what}_share']:.0f} %" for what in ("encode", "decode", "sum"))
-        lines.append([f"{n} MiB (copy: {digits(r['copy_gbps'])} GB/s, read and written)", *shares])
+        r = compact[n * MiB]
+        shares = (r["encode_share"], split[n * MiB]["encode_share"], r["decode_share"], r["sum_share"])
+        cells = (f"{100 * share:.0f} %" for share in shares)
+        lines.append([f"{n} MiB (copy: {digits(r['copy_gbps'])} GB/s, read and written)", *cells])
     return lines
 
 
@@ -246,10 +255,10 @@ def shared_gpu():
 @table
 def shared_gpu_calls():
     lines = [["64 MiB", "raw GB/s", "raw/zip", "raw/auto"]]
-    for ranks in (4, 8):
-        for call, (r,) in results(f"collectives-h200-{ranks}ranks")["collectives"].items():
+    for file, ranks in (("4ranks-mps", "4 ranks at the same time"), ("4ranks", "4 ranks"), ("8ranks", "8 ranks")):
+        for call, (r,) in results(f"collectives-h200-{file}")["collectives"].items():
             speeds_up = (f"{r[key]:.2f}" for key in ("speedup_zip", "speedup_auto"))
-            lines.append([f"{ranks} ranks, {label(call)}", f"{r['busbw_raw']:.1f}", *speeds_up])
+            lines.append([f"{ranks}, {label(call)}", f"{r['busbw_raw']:.1f}", *speeds_up])
     return lines
 
 
