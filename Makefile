@@ -29,7 +29,7 @@ demo: build  ## train a small GPT on 2 ranks, raw then zipped (LINK=1gbit: over 
 test: build $(VENV)/.zipccl-test  ## run the tests (ARGS="-k codec")
 	$(PY) -m pytest $(ARGS)
 
-bench: build  ## measure the codec and the collectives (LINK=1gbit as in demo)
+bench: build  ## measure the codec and the collectives, some minutes (LINK=1gbit as in demo)
 	$(PY) benchmarks/codec.py $(ARGS)
 	$(PY) benchmarks/collectives.py $(if $(LINK),--link $(LINK)) $(ARGS)
 
