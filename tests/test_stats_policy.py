@@ -135,9 +135,14 @@ def test_one_ranks_view_alone_changes_nothing():
 def test_times_overrule_the_model():
     """The model says zip; zipped calls take far longer than raw ones."""
     s = switcher(bytes_per_s=0.1 * GB)
+    otherwise = ", but the times of real calls say otherwise"
+    assert not explain(s, 2, 1 << 24).reason.endswith(otherwise)
     made = calls(s, 400, {"raw": 0.1, "zip": 0.3})
     assert made[0] == "zip"
     assert made[-100:].count("raw") >= 98
+    assert explain(s, 2, 1 << 24).reason.endswith(otherwise)
+    calls(agreeing := switcher(bytes_per_s=0.1 * GB), 400, {"raw": 0.3, "zip": 0.1})
+    assert explain(agreeing, 2, 1 << 24).choice == "zip" and "otherwise" not in explain(agreeing, 2, 1 << 24).reason
 
 
 def test_a_wrong_raw_is_found_out():

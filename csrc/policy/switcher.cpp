@@ -153,13 +153,15 @@ Decision Switcher::settle(Op op, int world, bool shared, const Mix& mix, const C
   double bytes = 0;
   int calls = 0;
   for (const Part& part : mix) bytes += part.bytes, calls += part.calls;
-  char text[320];
+  char text[400];
   const Shape s = shape_of(op, world, bytes / std::max(calls, 1));
+  const double pays_below = break_even(link_, codec_, s, ratio(op));
+  const bool overruled = (link_.bytes_per_s < pays_below) != zips(d.choice) && (*timed(Choice::raw) || *timed(zip));
   std::snprintf(text, sizeof text,
                 "raw %.3f ms%s, zip %.3f ms%s expected; link measured at %.3f GB/s, %.3f of the bytes travel, zip "
-                "of this size pays below %.3f GB/s",
+                "of this size pays below %.3f GB/s%s",
                 d.raw_seconds * 1e3, timed(Choice::raw), d.zip_seconds * 1e3, timed(zip), link_.bytes_per_s / 1e9,
-                ratio(op), break_even(link_, codec_, s, ratio(op)) / 1e9);
+                ratio(op), pays_below / 1e9, overruled ? ", but the times of real calls say otherwise" : "");
   d.reason = text;
   return d;
 }
