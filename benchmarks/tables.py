@@ -243,6 +243,22 @@ def collectives_sockets():
 
 
 @table
+def skewed():
+    runs = {
+        "whole frames forecast": "collectives-2xh200-sockets-skewed",
+        "static parts first": "collectives-2xh200-sockets",
+    }
+    designs = ("all_to_all_skewed_1", "all_to_all_skewed_2")
+    lines = [["skewed all-to-all, ms", "size", "raw, twice", "design 1", "design 2"]]
+    for said, name in runs.items():
+        for n in (1, 8, 64):
+            rows = [collective(name, call, n) for call in designs]
+            raw = ", ".join(digits(r["raw_ms"]) for r in rows)
+            lines.append([f"design 2: {said}", f"{n} MiB", raw, *(digits(r["zip_ms"]) for r in rows)])
+    return lines
+
+
+@table
 def shared_gpu():
     lines = [["raw/zip, size per rank", "raw GB/s", *(f"{n} MiB" for n in (1, 4, 16, 64, 256))]]
     for ranks in (2, 4):
