@@ -268,15 +268,15 @@ def test_zipped_all_gathers_go_as_sizes_and_frames(name):
     assert work.wait()
     calls = inner.take_calls()
     assert list(calls) == ["zip"]  # the caller's own backend stays free for the caller's other calls
-    sizes, frames = calls["zip"]
-    assert sizes.name == frames.name == "_allgather_base"
-    assert [(t.dtype, t.numel()) for t in sizes.tensors] == [(torch.int64, 2), (torch.int64, 1)]
-    (frame_bytes,) = sizes.tensors[1].tolist()
+    heard, told, frames = calls["zip"]
+    assert (heard.name, told.name, frames.name) == ("recv", "send", "_allgather_base")
+    assert heard.arguments == told.arguments == "1 4 "  # peer, tag: for messages of two words
+    _, frame_bytes = told.tensors[0].view(torch.int64).tolist()
     assert [(t.dtype, t.numel()) for t in frames.tensors] == [
         (torch.uint8, 2 * frame_bytes),
         (torch.uint8, frame_bytes),
     ]
-    assert sizes.arguments == frames.arguments == "timeout=1234 async=0"
+    assert frames.arguments == "timeout=1234 async=0"
     outputs = values[2:] if name == "allgather" else list(values[1].chunk(2))  # the recorder echoes
     assert all(torch.equal(out, values[0]) for out in outputs)
 
@@ -286,7 +286,7 @@ def test_several_tensors_go_in_one_call():
     ins = [torch.arange(n, dtype=torch.bfloat16) for n in (5, 300, 1)]
     outs = [torch.empty(2 * t.numel(), dtype=torch.bfloat16) for t in ins]
     native().all_gather_coalesced(inner.backend, outs, ins).wait()
-    assert [c.name for c in inner.take_calls()["zip"]] == ["_allgather_base", "allgather_into_tensor_coalesced"]
+    assert [c.name for c in inner.take_calls()["zip"]] == ["recv", "send", "allgather_into_tensor_coalesced"]
     for out, in_ in zip(outs, ins, strict=True):
         assert torch.equal(out, in_.repeat(2))
 

@@ -357,11 +357,11 @@ SUM = 1 | (0x3F80 << 2)  # of a reduction's words: no average, the bits of facto
 class Peer:
     """Rank 1 of 2, who speaks the protocol over an inner backend by hand and flips a bit in what it sends.
 
-    known: such a call was made before, so that both know how large its frames are.
+    number: of the call in its group, from 1. After the first, both know how large such frames are.
     """
 
-    def __init__(self, inner, damage: bool, device: str = "cpu", known: bool = False):
-        self.inner, self.damage, self.device, self.known = inner, damage, device, known
+    def __init__(self, inner, damage: bool, device: str = "cpu", number: int = 1):
+        self.inner, self.damage, self.device, self.number = inner, damage, device, number
 
     def frame(self, values: torch.Tensor) -> torch.Tensor:
         frame = zipccl.compress(values, checksum=True)
@@ -375,13 +375,33 @@ class Peer:
     def tensor(self, *words: int) -> torch.Tensor:
         return torch.tensor(words, device=self.device)
 
-    def words(self, *to_rank_0: int) -> None:
-        told = self.tensor(*to_rank_0, *[0] * len(to_rank_0))
-        self.inner.alltoall_base(torch.empty_like(told), told, [], [], dist.AllToAllOptions()).wait()
+    def words(self, *to_rank_0: int, with_call: bool = False) -> list[int]:
+        """Both ranks' words, rank 0's first. with_call: in front stands which call it is, as rank 0 says."""
+        if self.device != "cpu":
+            told = self.tensor(*to_rank_0, *[0] * len(to_rank_0))
+            self.inner.alltoall_base(heard := torch.empty_like(told), told, [], [], dist.AllToAllOptions()).wait()
+            return [*heard[: len(to_rank_0)].tolist(), *to_rank_0]
+        count = len(to_rank_0) + with_call
+        self.inner.recv([heard := self.empty(count, torch.int64)], 0, 2 * count).wait()
+        self.inner.send([torch.cat([heard[:with_call], self.tensor(*to_rank_0)])], 0, 2 * count).wait()
+        return [*heard[with_call:].tolist(), *to_rank_0]
+
+    def gathered_words(self, own: int) -> list[int]:
+        if self.device == "cpu":
+            return self.words(own, with_call=True)
+        self.inner._allgather_base(all_ := self.empty(2, torch.int64), self.tensor(own)).wait()
+        return all_.tolist()
+
+    def root_words(self, op: int, *words: int) -> None:
+        if self.device == "cpu":
+            told = self.tensor(self.number << 42 | op << 38, *words)
+            self.inner.send([told], 0, 2 * told.numel() + 1).wait()
+        else:
+            self.inner.broadcast(self.tensor(*words), 1).wait()
 
     def announce(self, mine: torch.Tensor, design: int, ahead: int, use: int) -> None:
         if self.device == "cpu":
-            self.words(mine.nbytes << 2 | design, ahead, use)
+            self.words(mine.nbytes << 2 | design, ahead, use, with_call=True)
 
     def bytes(self, data: torch.Tensor, expected: int) -> None:
         received, options = self.empty(expected), dist.AllToAllOptions()
@@ -391,9 +411,7 @@ class Peer:
             self.inner.alltoall([received, self.empty(0)], [data, self.empty(0)], options).wait()
 
     def gathered(self, frame: torch.Tensor) -> None:
-        sizes = self.empty(2, torch.int64)
-        self.inner._allgather_base(sizes, self.tensor(frame.numel())).wait()
-        largest = int(sizes.max())
+        largest = max(self.gathered_words(frame.numel()))
         padded = torch.nn.functional.pad(frame, (0, largest - frame.numel()))
         self.inner._allgather_base(self.empty(2 * largest), padded).wait()
 
@@ -414,12 +432,12 @@ class Peer:
         mine, rank_0s = weights(1, 2 * COUNT)[:COUNT], weights(0, 2 * COUNT)[COUNT:]
         frame, other = self.frame(mine), zipccl.compress(rank_0s, checksum=True)
         static = 64 + 8 * 2 + 3 * 64 + 1408 * 64  # header, 2 groups, 64 tiles and their units: docs/format.md
-        ahead, theirs = (frame.numel(), other.numel()) if self.known else (static, static)
+        ahead, theirs = (frame.numel(), other.numel()) if self.number > 1 else (static, static)
         self.announce(mine, 2, ahead, 0)
         if self.device != "cpu":
             self.words(frame.numel())
         self.bytes(frame[:ahead], theirs)
-        if self.known:
+        if self.number > 1:
             return
         if self.device == "cpu":
             self.inner.recv([self.empty(other.numel() - theirs)], 0, 0).wait()
@@ -429,18 +447,18 @@ class Peer:
 
     def broadcast(self):
         frame = self.frame(weights(1, COUNT))
-        for t in (self.tensor(frame.numel()), frame):
-            self.inner.broadcast(t, 1).wait()
+        self.root_words(4, frame.numel())
+        self.inner.broadcast(frame, 1).wait()
 
     def scatter(self):
         frame = self.frame(weights(0, COUNT))
-        self.inner.broadcast(self.tensor(frame.numel(), frame.numel()), 1).wait()
+        self.root_words(5, frame.numel(), frame.numel())
         self.inner.scatter(torch.empty_like(frame), [frame, frame], 1).wait()
 
     def gather(self):
-        frame, sizes = self.frame(weights(1, COUNT)), self.empty(2, torch.int64)
-        self.inner._allgather_base(sizes, self.tensor(frame.numel())).wait()
-        self.inner.gather([], torch.nn.functional.pad(frame, (0, int(sizes.max()) - frame.numel())), 0).wait()
+        frame = self.frame(weights(1, COUNT))
+        largest = max(self.gathered_words(frame.numel()))
+        self.inner.gather([], torch.nn.functional.pad(frame, (0, largest - frame.numel())), 0).wait()
 
     def reduce_scatter(self):
         self.exchanged(weights(1, 2 * COUNT)[:COUNT], weights(0, 2 * COUNT)[COUNT:], SUM)
@@ -495,7 +513,7 @@ def exchange_damaged(rank, inner, make_backend, device="cpu"):
         backend = make_backend(options.native())
         for call, damage in enumerate((False, True, False)):  # and the call after it is none the worse
             if rank == 1:
-                getattr(Peer(inner, damage, device, known=call > 0), kind)()
+                getattr(Peer(inner, damage, device, call + 1), kind)()
             elif damage:
                 name = kind.removesuffix("_1").removesuffix("_2")
                 said = rf"zipccl {name} \(rank 0 of 2, group [^)]*, \d+ bytes\): frame from rank 1: .*checksum mismatch"

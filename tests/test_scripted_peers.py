@@ -26,10 +26,22 @@ def pad(frames: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.nn.functional.pad(f, (0, largest - f.numel())) for f in frames])
 
 
-def script(inner: Inner, frames: list[torch.Tensor], sizes: list[int] | None = None) -> None:
-    """What the two inner all-gathers of one zipped call answer."""
-    inner.zip.reply("_allgather_base", [torch.tensor(sizes or [f.numel() for f in frames])])
+def words(inner: Inner, *from_a_peer: int) -> None:
+    """What the next peer says, of the same call."""
+    inner.zip.reply("recv", [torch.tensor(from_a_peer)])
+
+
+def script(inner: Inner, frames: list[torch.Tensor], sizes: list[int] | None = None, rank: int = 0) -> None:
+    """What the peers of `rank` say in one zipped call, and what the all-gather of frames answers."""
+    for r, size in enumerate(sizes or [f.numel() for f in frames]):
+        if r != rank:
+            words(inner, size)
     inner.zip.reply("_allgather_base", [pad(frames)])
+
+
+def rests(calls: list) -> list:
+    """Data that is received from one rank alone."""
+    return [c for c in calls if c.name == "recv" and c.arguments.split()[1] == "0"]
 
 
 def gather(inner: Inner, rank: int = 0, world: int = 2, count: int = COUNT) -> torch.Tensor:
@@ -40,7 +52,7 @@ def gather(inner: Inner, rank: int = 0, world: int = 2, count: int = COUNT) -> t
 
 def test_what_the_peers_sent_is_what_comes_out():
     inner = Inner(rank=1, size=3)
-    script(inner, [frame_of(shard(r)) for r in range(3)])
+    script(inner, [frame_of(shard(r)) for r in range(3)], rank=1)
     assert same_bits(gather(inner, 1, 3), torch.cat([shard(r) for r in range(3)]))
 
 
@@ -137,7 +149,7 @@ def test_sizes_that_cannot_be_do_not_drive_memory(size):
         gather(inner)
 
 
-@pytest.mark.parametrize("call", ["_allgather_base", "allgather_into_tensor_coalesced"], ids=["sizes", "frames"])
+@pytest.mark.parametrize("call", ["recv", "allgather_into_tensor_coalesced"], ids=["sizes", "frames"])
 def test_an_inner_error_keeps_its_text(call):
     inner = Inner()
     inner.zip.fail_next(call, "Connection closed by peer [127.0.0.1]:123")
@@ -154,8 +166,7 @@ def test_an_inner_error_keeps_its_text(call):
 def exchange(inner: Inner, frame: torch.Tensor, ahead: int | None = None) -> torch.Tensor:
     """Design 2 of rank 0 with a rank 1 whose `frame` arrives, of which so much ahead (all)."""
     ahead = frame.numel() if ahead is None else ahead
-    word = 2 * COUNT << 2 | 2  # raw bytes, design
-    inner.zip.reply("alltoall_base", [torch.tensor([2 * COUNT << 2, 0, 0, word, ahead, 0])])
+    words(inner, 2 * COUNT << 2 | 2, ahead, 0)  # raw bytes and design
     inner.zip.reply("alltoall_base", [frame[:ahead]])
     inner.zip.reply("recv", [frame[ahead:]])
     out, x = torch.empty(2 * COUNT, dtype=torch.bfloat16), shard(0, 2 * COUNT)
@@ -174,7 +185,7 @@ def test_a_damaged_frame_in_design_2(how, cause):
     inner = Inner(all_to_all="zip", all_to_all_design=2, min_bytes=0, checksum=True)
     with pytest.raises(zipccl.FrameError, match=rf"all_to_all.*rank 0 of 2.*frame from rank 1: .*{cause}"):
         exchange(inner, damaged(how))
-    assert "recv" not in [c.name for c in inner.take_calls()["zip"]]
+    assert not rests(inner.take_calls()["zip"])
 
 
 @pytest.mark.parametrize("more", [16, -16, 8, 1 << 40, -(1 << 40)])
@@ -182,13 +193,13 @@ def test_a_damaged_size_in_design_2(more):
     inner = Inner(all_to_all="zip", all_to_all_design=2, min_bytes=0)
     with pytest.raises(zipccl.FrameError, match=r"frame from rank 1: .*header is corrupt"):
         exchange(inner, with_size(frame_of(shard(1)), more), 4096)
-    assert "recv" not in [c.name for c in inner.take_calls()["zip"]]
+    assert not rests(inner.take_calls()["zip"])
 
 
 def test_design_2_fetches_the_rest_of_a_sound_frame():
     inner = Inner(all_to_all="zip", all_to_all_design=2, min_bytes=0)
     assert same_bits(exchange(inner, frame_of(shard(1)), 4096), shard(1))
-    assert "recv" in [c.name for c in inner.take_calls()["zip"]]
+    assert rests(inner.take_calls()["zip"])
 
 
 def test_nothing_but_the_frame_goes_ahead():
@@ -197,12 +208,12 @@ def test_nothing_but_the_frame_goes_ahead():
     zeros = torch.zeros(2 * COUNT, dtype=torch.bfloat16)
     mine = frame_of(zeros[:COUNT])
     for filling in (shard(1), zeros[:COUNT]):  # scratch is used again, with what was there
-        word, theirs = 2 * COUNT << 2 | 2, frame_of(filling)
-        inner.zip.reply("alltoall_base", [torch.tensor([2 * COUNT << 2, 0, 0, word, theirs.numel(), 0])])
+        theirs = frame_of(filling)
+        words(inner, 2 * COUNT << 2 | 2, theirs.numel(), 0)
         inner.zip.reply("alltoall_base", [theirs])
         out = torch.empty_like(zeros)
         inner.backend.alltoall_base(out, zeros, [], [], torch.distributed.AllToAllOptions()).wait()
-        sent = inner.take_calls()["zip"][1].tensors[1]
+        sent = next(c for c in inner.take_calls()["zip"] if c.name == "alltoall_base").tensors[1]
         assert same_bits(sent[: mine.numel()], mine) and not sent[mine.numel() :].any()
 
 
@@ -251,8 +262,8 @@ def summed(inner: Inner, bad: int | None, tensors: int = 1, gather: bool = False
         frame = frame_of(ones)
         if bad == part:
             frame[0] ^= 1
-        inner.zip.reply("alltoall_base", [torch.tensor([0, 0, 0, 2 * COUNT << 2 | 1, 0, of_sums])])
-        inner.zip.reply("alltoall_base", [torch.tensor([0, frame.numel()])])
+        words(inner, 2 * COUNT << 2 | 1, 0, of_sums)
+        words(inner, frame.numel())
         inner.zip.reply("alltoall_base", [frame])
     if gather:
         script(inner, [frame_of(ones + ones)] * 2)
@@ -291,7 +302,7 @@ def test_a_window_is_its_threads_own():
     thread = threading.Thread(target=gather, args=(inner,))
     thread.start()
     thread.join()
-    assert [c.name for c in inner.take_calls()["zip"]] == ["_allgather_base", "_allgather_base"]
+    assert [c.name for c in inner.take_calls()["zip"]] == ["recv", "send", "_allgather_base"]
     gather(inner)
     assert "zip" not in inner.take_calls()
     inner.backend._end_coalescing()
@@ -311,6 +322,22 @@ def test_wait_gives_up_after_its_timeout_and_may_be_called_again():
     inner.zip.hold(False)
     assert work.wait() and work.is_completed() and work.is_success()
     assert same_bits(out, shard(0).repeat(2))
+
+
+def test_a_new_timeout_counts_behind_a_call_that_has_a_longer_one():
+    """wait() gives up; the calls themselves stay in their order, as the other ranks have them."""
+    inner = Inner()
+    inner.zip.hold(True)
+    outs = [torch.empty(2 * COUNT, dtype=torch.bfloat16) for _ in range(3)]
+    works = [inner.backend._allgather_base(outs[0], shard(0))]
+    inner.backend.set_timeout(datetime.timedelta(milliseconds=300))
+    works += [inner.backend._allgather_base(out, shard(0)) for out in outs[1:]]
+    for work in works[1:]:
+        with pytest.raises(zipccl.Error, match=r"all_gather \(rank 0 of 2.*timed out behind earlier calls .* 300 ms"):
+            work.wait()
+    inner.zip.hold(False)
+    assert all(work.wait() for work in works)
+    assert all(same_bits(out, shard(0).repeat(2)) for out in outs)
 
 
 def test_calls_behind_a_silent_one_end_with_shutdown():
@@ -405,7 +432,7 @@ def uneven(inner: Inner, counts: list[int], rank: int) -> list[torch.Tensor]:
 
 
 def test_auto_measures_once_and_goes_by_it():
-    for per_byte, choice in [(1e-6, "_allgather_base"), (1e-15, "allgather")]:
+    for per_byte, choice in [(1e-6, "recv"), (1e-15, "allgather")]:
         inner = Inner(all_gather="auto", min_bytes=0)
         measured(inner, 1e-6, per_byte)
         uneven(inner, [COUNT, COUNT], 0)
@@ -457,7 +484,7 @@ def test_what_is_learnt_from_uneven_shards_is_the_same_on_every_rank():
         inner = Inner(rank=rank, all_gather="auto", min_bytes=0)
         measured(inner, 1e-9, 1e-3)
         inner.backend.explain("all_gather", torch.device("cpu"), 1 << 20)  # measures
-        script(inner, [frame_of(shard(r, n)) for r, n in enumerate(counts)])
+        script(inner, [frame_of(shard(r, n)) for r, n in enumerate(counts)], rank=rank)
         outs = uneven(inner, counts, rank)
         assert all(same_bits(out, shard(r, counts[r])) for r, out in enumerate(outs))
         assert inner.backend.stats()["all_gather"]["zipped_calls"] == 1

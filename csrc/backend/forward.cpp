@@ -154,6 +154,7 @@ WorkPtr ZipBackend::endCoalescing() {
 // ---- group properties: to every inner backend, or to the one that knows ----
 
 void ZipBackend::setTimeout(std::chrono::milliseconds timeout) {
+  state_->timeout = timeout;
   for (const BackendPtr& b : all_inner()) b->setTimeout(timeout);
 }
 

@@ -3,6 +3,7 @@
 // what belongs to another. So there are no later calls.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 #include "collectives/error.h"
@@ -15,8 +16,17 @@ class Lockstep {
   void enter() {
     check();
     lost_ = true;
+    ++calls_;
   }
   void leave() { lost_ = false; }
+  // As if enter() had not been called.
+  void withdraw() {
+    lost_ = false;
+    --calls_;
+  }
+
+  // Entered so far.
+  uint64_t calls() const { return calls_; }
 
   bool lost() const { return lost_; }
   void check() const {
@@ -47,6 +57,7 @@ class Lockstep {
 
  private:
   bool lost_ = false;
+  uint64_t calls_ = 0;
 };
 
 }  // namespace zipccl

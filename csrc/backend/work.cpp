@@ -19,6 +19,24 @@ void CpuWork::complete(std::exception_ptr error) {
     future_->markCompleted(c10::IValue(outputs_));
 }
 
+void CpuWork::behind(std::function<uint64_t()> queued, std::chrono::milliseconds timeout, std::string what) {
+  queued_ = std::move(queued);
+  patience_ = timeout;
+  what_ = std::move(what);
+}
+
+void CpuWork::wait_for_turn(std::unique_lock<std::mutex>& lock) {
+  if (!queued_) return;
+  for (uint64_t before = queued_(); before > 0;) {
+    if (cv_.wait_for(lock, patience_, [&] { return completed_; })) return;
+    const uint64_t now = queued_();
+    if (now == before)
+      throw Error(what_ + ": timed out behind earlier calls of the group, none of which ended within " +
+                  std::to_string(patience_.count()) + " ms");
+    before = now;
+  }
+}
+
 bool CpuWork::isCompleted() {
   std::lock_guard<std::mutex> lock(mutex_);
   return completed_;
@@ -37,10 +55,12 @@ std::exception_ptr CpuWork::exception() const {
 bool CpuWork::wait(std::chrono::milliseconds timeout) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (timeout == kNoTimeout)
+    if (timeout == kNoTimeout) {
+      wait_for_turn(lock);
       cv_.wait(lock, [&] { return completed_; });
-    else if (!cv_.wait_for(lock, timeout, [&] { return completed_; }))
+    } else if (!cv_.wait_for(lock, timeout, [&] { return completed_; })) {
       throw Error("zipccl: operation timed out after " + std::to_string(timeout.count()) + " ms");
+    }
   }
   future_->wait();  // at once: complete() is there. Who has waited finds the future done.
   if (exception_) std::rethrow_exception(exception_);

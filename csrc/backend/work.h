@@ -1,6 +1,7 @@
 // Handles of zipped collectives: c10d::Work with a future, as DDP, FSDP and functional collectives use them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -14,6 +15,10 @@ class CpuWork : public c10d::Work {
   CpuWork(int rank, c10d::OpType op, const char* title, const std::vector<at::Tensor>& inputs,
           std::vector<at::Tensor> outputs);
 
+  // queued: the place in the queue, 0 when the call has begun. wait() gives up where that stays the same for `timeout`,
+  // as when a call ahead was given more time. `what` names the call in the error.
+  void behind(std::function<uint64_t()> queued, std::chrono::milliseconds timeout, std::string what);
+
   void complete(std::exception_ptr error);
 
   bool isCompleted() override;
@@ -26,7 +31,12 @@ class CpuWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
  private:
+  void wait_for_turn(std::unique_lock<std::mutex>& lock);
+
   std::vector<at::Tensor> outputs_;
+  std::function<uint64_t()> queued_;
+  std::chrono::milliseconds patience_{0};
+  std::string what_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

@@ -33,6 +33,7 @@ struct Worker::State {
   const std::chrono::duration<double> patience;  // of idle threads
   size_t running = 0;                            // threads that have not left loop()
   size_t idle = 0;
+  uint64_t begun = 0;  // jobs
   bool led = false;
   bool stop = false;
 
@@ -66,6 +67,7 @@ struct Worker::State {
       --s->idle;
       if (s->stop || !woken) break;
       s->led = true;
+      ++s->begun;
       {
         Job job = std::move(s->jobs.front());
         s->jobs.pop_front();
@@ -135,16 +137,20 @@ std::exception_ptr shut_down() {
 }
 }  // namespace
 
-void Worker::submit(Run run, Done done) {
+Worker::Queued Worker::submit(Run run, Done done) {
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     if (!state_->stop) {
       state_->jobs.push_back({std::move(run), std::move(done)});
       State::find_leader(state_);
-      return;
+      return [s = state_, number = state_->begun + state_->jobs.size()] {
+        std::lock_guard<std::mutex> lock(s->mutex);
+        return number - std::min(number, s->begun);
+      };
     }
   }
   done(shut_down());
+  return [] { return uint64_t{0}; };
 }
 
 bool Worker::run_here(const Run& run, const Done& done) {
@@ -152,6 +158,7 @@ bool Worker::run_here(const Run& run, const Done& done) {
     std::lock_guard<std::mutex> lock(state_->mutex);
     if (state_->stop || state_->led || !state_->jobs.empty()) return false;
     state_->led = true;
+    ++state_->begun;
   }
   std::exception_ptr error;
   try {

@@ -4,6 +4,7 @@
 // the order of the calls, which is the same on every rank, whatever the caller's thread does beside it.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -22,8 +23,9 @@ class Worker {
 
   // Calls `run` when all earlier jobs have run, then `done` with what it threw (null: nothing). `done` may take its
   // time and wait for later jobs, as callbacks of futures do: the next job does not wait for it. A job that never ran
-  // is done too, with an Error.
-  void submit(Run run, Done done);
+  // is done too, with an Error. Returns the job's place in the queue: 0 when it has begun.
+  using Queued = std::function<uint64_t()>;
+  Queued submit(Run run, Done done);
 
   // The same on the calling thread, now, if no job is waiting or running; false if one is.
   bool run_here(const Run& run, const Done& done);

@@ -139,7 +139,9 @@ WorkPtr ZipBackend::pass_on(Op op, uint64_t received, at::Device device, const R
                  : in_window()                ? "in a coalescing window"
                                               : "below min_bytes, or a dtype that code leaves raw");
   state_->stats.add_raw(op_name(op), received);
-  return forward(device, raw);
+  WorkPtr work = forward(device, raw);
+  if (device.is_cpu()) ++passed_on_;  // not where gloo refused it
+  return work;
 }
 
 WorkPtr ZipBackend::run(OwnCall call) {
@@ -175,10 +177,12 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
   ++own_cpu_calls_;
   auto work = c10::make_intrusive<CpuWork>(rank_, call.type, profile_title(call.op), call.inputs, call.outputs);
   const bool async = call.patience.async;
+  const std::chrono::milliseconds timeout = state_->timeout_of(call.patience);
+  std::string named = timeout != c10d::kUnsetTimeout ? describe(call) : "";
   BackendOptions options = options_;
   if (call.only_zipped && options.of(call.op) == Mode::automatic) options.mode[static_cast<int>(call.op)] = Mode::zip;
-  auto run = [state = state_, carrier = state_->zip ? state_->zip : cpu_, options, may_zip = may_zip(call),
-              what = describe(call), call = std::move(call), modes = at::ThreadLocalState(),
+  auto run = [state = state_, before = passed_on_.load(), carrier = state_->zip ? state_->zip : cpu_, options,
+              may_zip = may_zip(call), what = describe(call), call = std::move(call), modes = at::ThreadLocalState(),
               threads = at::get_num_threads()] {
     // The caller's word on no_grad and inference mode counts for whoever writes to the outputs.
     at::ThreadLocalStateGuard as_caller(modes);
@@ -186,9 +190,10 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
     naming(what, [&] {
       try {
         state->step.enter();
-        const Messages messages(carrier, call.patience.timeout, state->scratch);
+        const Messages messages(carrier, state->timeout_of(call.patience), state->scratch);
         Place place{*state->engine, messages, what};
         place.forecast = &state->forecasts[static_cast<int>(call.op)];
+        place.call = CallId(call.op, before + state->step.calls());
         const Decision d = may_zip
                                ? decide(place, call.op, call.size, call.frame, options, &state->switcher, &state->code)
                                : Decision{Choice::raw, "", 0, 0};
@@ -202,7 +207,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
           if (call.raw_here) {
             call.raw_here(place);
           } else {
-            state->step.leave();
+            state->step.withdraw();
             const WorkPtr raw = call.raw(*carrier);  // arguments that gloo refuses leave nothing on the way
             state->step.enter();
             raw->wait();
@@ -225,8 +230,8 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
         // Found by this rank alone, when all messages of the call had been exchanged: the peers go on, so it must too.
         try {
           if (may_zip && is_timed(call.op, options))
-            agree({*state->engine, Messages(carrier, call.patience.timeout, state->scratch), what}, call.op, call.size,
-                  &state->switcher);
+            agree({*state->engine, Messages(carrier, state->timeout_of(call.patience), state->scratch), what}, call.op,
+                  call.size, &state->switcher);
           state->step.leave();
         } catch (const std::exception&) {  // the frame is what this call failed of
         }
@@ -236,7 +241,9 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
   };
   auto done = [work](std::exception_ptr error) { work->complete(error); };
   // A caller who waits anyway does the call itself where nothing is ahead of it, which spares two changes of thread.
-  if (async || !worker_->run_here(run, done)) worker_->submit(std::move(run), std::move(done));
+  if (!async && worker_->run_here(run, done)) return work;
+  Worker::Queued queued = worker_->submit(std::move(run), std::move(done));
+  if (timeout != c10d::kUnsetTimeout) work->behind(std::move(queued), timeout, std::move(named));
   return work;
 }
 
@@ -257,7 +264,7 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
   worker_->submit(
       [state = state_, frame, options = options_, op, bytes, decision, threads = at::get_num_threads()] {
         const ThreadLimit as_many(threads);
-        const Messages messages(state->zip, c10d::kUnsetTimeout, state->scratch);
+        const Messages messages(state->zip, state->timeout_of({}), state->scratch);
         const std::string what = "zipccl explain";
         *decision = state->step.keep([&] {
           return explain_at({*state->engine, messages, what}, op, bytes, frame, options, &state->switcher,

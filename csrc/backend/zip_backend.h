@@ -145,7 +145,12 @@ class ZipBackend : public c10d::Backend {
     std::array<Forecast, kOpCount> forecasts;
     Lockstep step;
     Stats stats;  // of both devices
+    // Set for the group since it was made; unset: gloo's own.
+    std::atomic<std::chrono::milliseconds> timeout{c10d::kUnsetTimeout};
     explicit CpuState(BackendPtr backend);
+    std::chrono::milliseconds timeout_of(const Patience& p) const {
+      return p.timeout == c10d::kUnsetTimeout ? timeout.load() : p.timeout;
+    }
   };
 
   // Zipped, raw on our own way, or forwarded.
@@ -187,6 +192,7 @@ class ZipBackend : public c10d::Backend {
   std::shared_ptr<CpuState> state_;
   std::unique_ptr<Worker> worker_;          // started by the first zipped CPU call
   std::atomic<uint64_t> own_cpu_calls_{0};  // that cpu_ has not counted
+  std::atomic<uint64_t> passed_on_{0};      // CPU calls that cpu_ has made
   bool stopped_ = false;
   pid_t made_in_ = getpid();  // neither threads nor connections come along into a forked child
 

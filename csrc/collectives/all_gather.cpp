@@ -14,7 +14,6 @@ using Tensors = std::vector<at::Tensor>;
 // Raw bytes of a rank up to which sending at once pays: what a forecast is too large by costs more than the sizes' way
 // in larger calls.
 constexpr uint64_t kMostAhead = 16 << 20;
-constexpr int64_t kFewValues = 4096;  // whose frames a forecast gets wrong; their bound is no large mistake
 constexpr auto kAll = Forecast::Way::all;
 
 int64_t largest_count(const GatherItem& item) {
@@ -32,8 +31,9 @@ std::vector<int64_t> bytes_ahead(const Forecast& forecast, const std::vector<Gat
   for (const GatherItem& item : items) {
     const int64_t count = largest_count(item);
     raw_bytes += static_cast<uint64_t>(count) * item.input.itemsize();
-    ahead.push_back(static_cast<int64_t>(count < kFewValues ? frame_bound(options, count)
-                                                            : forecast.bytes(kAll, 0, options, count)));
+    // Where a forecast would be wrong, the bound is no large mistake.
+    ahead.push_back(static_cast<int64_t>(count < Forecast::kLeastCount ? frame_bound(options, count)
+                                                                       : forecast.bytes(kAll, 0, options, count)));
   }
   return raw_bytes <= kMostAhead ? ahead : std::vector<int64_t>();
 }
@@ -59,7 +59,9 @@ Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items,
 
   // Frames are padded to the largest of all ranks, so a slot must hold the bound of the largest count.
   Tensors src, slots;
+  std::vector<int64_t> counts;
   for (const GatherItem& item : items) {
+    for (const at::Tensor& out : item.outputs) counts.push_back(out.numel());
     src.push_back(plain(item.input));
     slots.push_back(engine.empty(static_cast<int64_t>(frame_bound(options, largest_count(item))), at::kByte));
   }
@@ -82,7 +84,7 @@ Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items,
     traffic.transfer += watch.lap();
     return received;
   };
-  const Engine::Reading learn_sizes = begin_all_gather_words(place, own_sizes);
+  const Engine::Reading learn_sizes = begin_all_gather_words(place, own_sizes, place.call.of(options.dtype, counts));
   Forecast* const forecast = src[0].is_cpu() ? nullptr : place.forecast;
   const std::vector<int64_t> ahead = forecast ? bytes_ahead(*forecast, items, options) : std::vector<int64_t>();
   Tensors received;

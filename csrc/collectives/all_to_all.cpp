@@ -63,42 +63,44 @@ class Announcement {
  public:
   Announcement(const Place& place, const Tensors& inputs, const std::vector<bool>& zipped, const PairOptions& pair,
                const std::vector<int64_t>& ahead)
-      : place_(place), design_(pair.design), use_(pair.use) {
+      : place_(place), design_(pair.design), use_(pair.use), call_(place.call.of(pair.frame.dtype, {})) {
     if (!inputs[0].is_cpu()) return;
     const int world = place.world();
     told_ = place.engine.empty(kWords * world, at::kLong);
     heard_ = place.engine.empty(kWords * world, at::kLong);
     for (int r = 0; r < world; ++r) {
       auto* words = told_.mutable_data_ptr<int64_t>() + kWords * r;
-      words[0] = word(inputs[r], zipped[r]);
-      words[1] = ahead[r];
-      words[2] = use_;
+      words[0] = call_.word();
+      words[1] = word(inputs[r], zipped[r]);
+      words[2] = ahead[r];
+      words[3] = use_;
     }
-    work_ = place.messages.begin_all_to_all_words(heard_, told_);
+    exchange_ = place.messages.begin_all_to_all_words(heard_, told_);
   }
 
   // Waits, and throws for the first rank that will send anything but what is expected. *ahead: what this rank expected
   // to come ahead; the word of a rank that knows better counts.
   void compare(const Tensors& outputs, const std::vector<bool>& zipped, const FrameOptions& options,
                std::vector<int64_t>* ahead) {
-    if (!work_) return;
-    work_->wait();
+    if (!told_.defined()) return;
+    exchange_.wait();
+    check_same_calls(place_, call_, heard_.const_data_ptr<int64_t>(), kWords);
     for (int r = 0; r < place_.world(); ++r) {
       if (r == place_.rank()) continue;
       const auto* words = heard_.const_data_ptr<int64_t>() + kWords * r;
       const int64_t expected = word(outputs[r], zipped[r]);
-      if (words[0] != expected)
-        throw Error(place_.what + ": rank " + std::to_string(r) + " sends " + text(words[0]) + ", expected were " +
+      if (words[1] != expected)
+        throw Error(place_.what + ": rank " + std::to_string(r) + " sends " + text(words[1]) + ", expected were " +
                     text(expected) + "; do all ranks pass the same shapes, dtypes and options?");
-      if (words[2] != use_) throw differing_use(place_, r);
+      if (words[3] != use_) throw differing_use(place_, r);
       if (!zipped[r] || design_ == Design::one) continue;
-      check_frame_size(words[1], options, outputs[r].numel(), r, place_.what);
-      (*ahead)[r] = words[1];
+      check_frame_size(words[2], options, outputs[r].numel(), r, place_.what);
+      (*ahead)[r] = words[2];
     }
   }
 
  private:
-  static constexpr int kWords = 3;
+  static constexpr int kWords = 4;
   int64_t word(const at::Tensor& t, bool zipped) const {
     return static_cast<int64_t>(t.nbytes()) << 2 | (zipped ? static_cast<int64_t>(design_) : 0);
   }
@@ -110,8 +112,9 @@ class Announcement {
   const Place& place_;
   Design design_;
   int64_t use_;
+  CallId call_;
   at::Tensor told_, heard_;
-  c10::intrusive_ptr<c10d::Work> work_;
+  Pairs::Exchange exchange_;
 };
 
 // Own sizes, then those that the headers of frames in host memory tell, of which `arrived` bytes are there; 0 where

@@ -101,7 +101,9 @@ Traffic gather_zip(const Place& place, const std::vector<at::Tensor>& outputs, a
   at::Tensor slot = engine.empty(bound(options, input), at::kByte), size = engine.empty(1, at::kLong);
   engine.encode({plain(as_it_lies(input))}, options, {slot}, size);
   traffic.encode = watch.lap();
-  const std::vector<int64_t> bytes = all_gather_words(place, size);  // all pad to the largest, so all must know it
+  const std::vector<int64_t> bytes =
+      // All pad to the largest, so all must know it.
+      all_gather_words(place, size, place.call.of(options.dtype, {input.numel()}));
   for (int r = 0; r < world; ++r) check_frame_size(bytes[r], options, input.numel(), r, place.what);
   traffic.sizes = watch.lap();
   const int64_t largest = *std::max_element(bytes.begin(), bytes.end());

@@ -6,8 +6,6 @@ namespace zipccl {
 
 namespace {
 constexpr int kScale = 20;
-// Rounding to 16 bytes says more about the size of smaller frames than their values do.
-constexpr uint64_t kLeastCount = 4096;
 
 // Header and tables, in the compact layout.
 uint64_t tables(FrameOptions options, uint64_t count) {
@@ -34,7 +32,7 @@ bool Forecast::knows(Way way, int rank, const FrameOptions& options) const {
 }
 
 void Forecast::learn(Way way, int rank, const FrameOptions& options, uint64_t count, uint64_t frame_bytes) {
-  if (count < kLeastCount) return;
+  if (count < static_cast<uint64_t>(kLeastCount)) return;
   const uint64_t least = tables(options, count);
   const unsigned __int128 values = frame_bytes > least ? frame_bytes - least : 0;
   const auto rate =

@@ -13,6 +13,10 @@ namespace zipccl {
 
 class Forecast {
  public:
+  // Values of the smallest frame that is learnt from and forecast well: rounding to 16 bytes says more about the size
+  // of smaller ones than their values do.
+  static constexpr int64_t kLeastCount = 4096;
+
   enum class Way : uint8_t { to, from, all };  // all: from everybody to everybody, whatever the rank
 
   // Bytes, from the header to frame_bound(). Before the first frame: as if no value had escaped its tile's window,

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "collectives/call_id.h"
 #include "collectives/engine.h"
 #include "collectives/forecast.h"
 #include "transport/messages.h"
@@ -25,6 +26,7 @@ struct Place {
   const HostMessages* host = nullptr;  // for words of a CUDA call, where that is the faster way (words.h)
   std::optional<Code> code = {};       // of bf16 frames, instead of their options'
   Forecast* forecast = nullptr;        // of this collective's frames between two ranks; null: nothing is known
+  CallId call = {};
 
   int rank() const { return messages.rank(); }
   int world() const { return messages.world(); }

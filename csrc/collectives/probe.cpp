@@ -51,7 +51,7 @@ double all_gather_seconds(const Place& place, int64_t shard) {
 
 double words_seconds(const Place& place) {
   at::Tensor own = place.engine.empty(1, at::kLong).fill_(1);
-  return median(seconds(place.engine, [&] { all_gather_words(place, own); }));
+  return median(seconds(place.engine, [&] { all_gather_words(place, own, place.call); }));
 }
 
 CodecModel codec_rates(Engine& engine, FrameOptions options) {

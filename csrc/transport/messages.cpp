@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "transport/pairs.h"
-
 namespace zipccl {
 
 namespace {
@@ -23,6 +21,11 @@ Options blocking(std::chrono::milliseconds timeout) {
 void finish(const c10::intrusive_ptr<c10d::Work>& work) {
   if (work) work->wait();
 }
+
+// Of n words; broadcasts apart, whose other end does not answer. Below: data (between_some).
+int word_tag(int64_t n, bool rooted) { return static_cast<int>(2 * n + (rooted ? 1 : 0)); }
+
+at::Tensor bytes(const at::Tensor& words) { return words.view(at::kByte); }
 }  // namespace
 
 void Messages::all_gather(at::Tensor out, at::Tensor in) const {
@@ -70,18 +73,38 @@ void Messages::between_some(std::vector<at::Tensor> receives, std::vector<at::Te
   Pairs(inner_, timeout_).begin(to, from, sends[0].device()).wait();
 }
 
+void Messages::all_gather_words(at::Tensor out, at::Tensor in) const {
+  if (!in.is_cpu()) return all_gather(out, in);
+  begin_all_to_all_words(out, in.repeat({world()})).wait();
+}
+
 void Messages::all_to_all_words(at::Tensor out, at::Tensor in) const {
+  if (in.is_cpu()) return begin_all_to_all_words(out, in).wait();
   at::NoGradGuard no_grad;
   std::vector<int64_t> equal;
   finish(inner_->alltoall_base(out, in, equal, equal, blocking<c10d::AllToAllOptions>(timeout_)));
 }
 
-c10::intrusive_ptr<c10d::Work> Messages::begin_all_to_all_words(at::Tensor out, at::Tensor in) const {
+Pairs::Exchange Messages::begin_all_to_all_words(at::Tensor out, at::Tensor in) const {
   at::NoGradGuard no_grad;
-  std::vector<int64_t> equal;
-  auto options = blocking<c10d::AllToAllOptions>(timeout_);
-  options.asyncOp = true;
-  return inner_->alltoall_base(out, in, equal, equal, options);
+  const int64_t n = in.numel() / world();
+  std::vector<Pairs::Parcel> to, from;
+  for (int r = 0; r < world(); ++r) {
+    if (r == rank()) continue;
+    to.push_back({r, bytes(in.narrow(0, r * n, n))});
+    from.push_back({r, bytes(out.narrow(0, r * n, n))});
+  }
+  out.narrow(0, rank() * n, n).copy_(in.narrow(0, rank() * n, n));
+  return Pairs(inner_, timeout_, word_tag(n, false)).begin(to, from, at::kCPU);
+}
+
+void Messages::broadcast_words(at::Tensor words, int root) const {
+  if (!words.is_cpu()) return broadcast(words, root);
+  std::vector<Pairs::Parcel> to, from;
+  if (rank() != root) from.push_back({root, bytes(words)});
+  for (int r = 0; r < world() && rank() == root; ++r)
+    if (r != root) to.push_back({r, bytes(words)});
+  Pairs(inner_, timeout_, word_tag(words.numel(), true)).begin(to, from, at::kCPU).wait();
 }
 
 void Messages::broadcast(at::Tensor values, int root) const {

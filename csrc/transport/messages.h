@@ -2,12 +2,17 @@
 //
 // Calls return when the result is usable where the caller works: on the CPU when the bytes have arrived, on CUDA when
 // the current stream has been made to wait for them. No gradient graph is recorded.
+//
+// Words (int64, a few from each rank) are what ranks tell each other before data moves. In host memory they travel as
+// sends whose tag says how many there are: where ranks make different calls, they meet no other message, nor one of
+// another length, which gloo would take for an error of the process.
 #pragma once
 
 #include <chrono>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "transport/pairs.h"
 #include "transport/scratch.h"
 
 namespace zipccl {
@@ -32,10 +37,15 @@ class Messages {
   void all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const;
   // The same where most have nothing to say: only ranks that have take part.
   void between_some(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const;
-  // out[world * n] gets in[world * n] transposed over ranks, n words each. int64.
+
+  // out[world * n] on every rank, of in[n].
+  void all_gather_words(at::Tensor out, at::Tensor in) const;
+  // out[world * n] gets in[world * n] transposed over ranks, n words each.
   void all_to_all_words(at::Tensor out, at::Tensor in) const;
-  // The same, begun; to be waited for before any other message.
-  c10::intrusive_ptr<c10d::Work> begin_all_to_all_words(at::Tensor out, at::Tensor in) const;
+  // The same in host memory, begun.
+  Pairs::Exchange begin_all_to_all_words(at::Tensor out, at::Tensor in) const;
+  // words[n] of the root to all.
+  void broadcast_words(at::Tensor words, int root) const;
 
   void broadcast(at::Tensor values, int root) const;
   // parts: world tensors of out's size on the root, empty elsewhere.

@@ -12,8 +12,10 @@ namespace zipccl {
 
 class Pairs {
  public:
-  explicit Pairs(c10::intrusive_ptr<c10d::Backend> inner, std::chrono::milliseconds timeout = c10d::kUnsetTimeout)
-      : inner_(std::move(inner)), timeout_(timeout) {}
+  // tag: of the first exchange, where messages must not meet those of other Pairs (gloo).
+  explicit Pairs(c10::intrusive_ptr<c10d::Backend> inner, std::chrono::milliseconds timeout = c10d::kUnsetTimeout,
+                 int tag = 0)
+      : inner_(std::move(inner)), timeout_(timeout), tag_(tag) {}
 
   int rank() const { return inner_->getRank(); }
   int world() const { return inner_->getSize(); }
@@ -50,7 +52,7 @@ class Pairs {
   int next_tag();
 
   std::chrono::milliseconds timeout_;
-  int tag_ = 0;  // of the next exchange (gloo)
+  int tag_;  // of the next exchange (gloo)
 };
 
 }  // namespace zipccl

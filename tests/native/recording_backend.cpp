@@ -106,7 +106,7 @@ class Recorder : public c10d::Backend {
   // The next call of `name` finds these values in its outputs.
   void reply(const std::string& name, Tensors values) {
     std::lock_guard<std::mutex> lock(mutex_);
-    replies_[name].push_back(std::move(values));
+    (name == "recv" ? messages_ : replies_[name]).push_back(std::move(values));
   }
   void fail_next(const std::string& name, const std::string& error) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -188,8 +188,32 @@ class Recorder : public c10d::Backend {
   }
   void setSequenceNumberForGroup() override { note("setSequenceNumberForGroup"); }
   uint64_t getSequenceNumberForGroup() override { return note("getSequenceNumberForGroup"), 77; }
-  WorkPtr send(Tensors& t, int dst, int tag) override { return work("send", t, {}, text(dst, tag)); }
-  WorkPtr recv(Tensors& t, int src, int tag) override { return work("recv", t, {}, text(src, tag)); }
+  // As if the other rank had sent what this one did, unless a reply says otherwise. A reply that is shorter than what
+  // is received stands at its end, behind what this rank sends there: words behind the word that all ranks have alike.
+  WorkPtr recv(Tensors& t, int src, int tag) override {
+    at::Tensor own = t[0];
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!messages_.empty()) {
+        const at::Tensor reply = messages_.front()[0].view(at::kByte);
+        own = t[0].narrow(0, 0, t[0].numel() - reply.numel());
+        t[0].narrow(0, own.numel(), reply.numel()).copy_(reply);
+        messages_.pop_front();
+      }
+      received_[{src, tag}] = {own, t[0].numel()};
+    }
+    return work("recv", t, {}, text(src, tag));
+  }
+  WorkPtr send(Tensors& t, int dst, int tag) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto it = received_.find({dst, tag});
+      if (it != received_.end() && it->second.second == t[0].numel())
+        it->second.first.copy_(t[0].narrow(0, 0, it->second.first.numel()));
+      if (it != received_.end()) received_.erase(it);
+    }
+    return work("send", t, {}, text(dst, tag));
+  }
   WorkPtr recvAnysource(Tensors& t, int tag) override { return work("recvAnysource", t, {}, text(tag)); }
   WorkPtr barrier(const c10d::BarrierOptions& o) override { return work("barrier", {}, {}, show(o)); }
   void registerOnCompletionHook(Hook&& hook) override {
@@ -259,6 +283,8 @@ class Recorder : public c10d::Backend {
   std::condition_variable released_;
   mutable std::vector<Call> calls_;
   std::map<std::string, std::deque<Tensors>> replies_;
+  std::deque<Tensors> messages_;                                            // replies to recv
+  std::map<std::pair<int, int>, std::pair<at::Tensor, int64_t>> received_;  // by rank and tag: what a send fills in
   std::map<std::string, std::string> failures_;
   WorkPtr last_work_;
   bool held_ = false;

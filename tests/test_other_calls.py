@@ -1,0 +1,193 @@
+"""Ranks that make different calls: each gets an exception, at once where sizes are exchanged anyway, and no process
+ends and nothing of one call is taken for another's."""
+
+import datetime
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+import zipccl
+from ranks import same_bits
+from samples import BF16, weights
+
+TIMEOUT = 3  # of groups, seconds
+COUNT = 5000
+ZIP = dict.fromkeys(zipccl.options.COLLECTIVES, "zip") | {"min_bytes": 0, "code": "dense"}
+
+
+# Each makes one call and gives what arrived and what should have.
+
+
+def all_gather(group, seed=0, count=COUNT, dtype=BF16):
+    world = dist.get_world_size()
+    out = torch.empty(world * count, dtype=dtype)
+    dist.all_gather_into_tensor(out, weights(seed + dist.get_rank(), count, dtype), group=group)
+    return out, torch.cat([weights(seed + r, count, dtype) for r in range(world)])
+
+
+def three_all_gathers(group):
+    outs = [torch.empty(dist.get_world_size() * COUNT, dtype=BF16) for _ in range(3)]
+    group.allgather_into_tensor_coalesced(outs, [weights(dist.get_rank(), COUNT)] * 3).wait()
+    return outs[0], torch.cat([weights(r, COUNT) for r in range(dist.get_world_size())])
+
+
+def uneven_all_gather(group):
+    rank, counts = dist.get_rank(), [COUNT + r for r in range(dist.get_world_size())]
+    outs = [torch.empty(n, dtype=BF16) for n in counts]
+    dist.all_gather(outs, weights(rank, counts[rank]), group=group)
+    return torch.cat(outs), torch.cat([weights(r, n) for r, n in enumerate(counts)])
+
+
+def all_to_all(group, dtype=BF16, lists=False):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    out, x = torch.empty(world * COUNT, dtype=dtype), weights(rank, world * COUNT, dtype)
+    if lists:
+        dist.all_to_all(list(out.chunk(world)), list(x.chunk(world)), group=group)
+    else:
+        dist.all_to_all_single(out, x, group=group)
+    return out, torch.cat([weights(r, world * COUNT, dtype).chunk(world)[rank] for r in range(world)])
+
+
+def gather(group, count=COUNT):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    outs = [torch.empty(count, dtype=BF16) for _ in range(world)] if rank == 0 else None
+    dist.gather(weights(rank, count), outs, group=group)
+    return torch.cat(outs or [torch.empty(0)]), torch.cat(
+        [weights(r, count) for r in range(world if rank == 0 else 0)] or [torch.empty(0)]
+    )
+
+
+def broadcast(group):
+    t = weights(dist.get_rank(), COUNT)
+    dist.broadcast(t, 0, group=group)
+    return t, weights(0, COUNT)
+
+
+def scatter(group):
+    out, world = torch.empty(COUNT, dtype=BF16), dist.get_world_size()
+    dist.scatter(out, [weights(r, COUNT) for r in range(world)] if dist.get_rank() == 0 else None, group=group)
+    return out, weights(dist.get_rank(), COUNT)
+
+
+def new_groups(count: int, **options) -> list:
+    timeout = datetime.timedelta(seconds=TIMEOUT)
+    return [dist.new_group(timeout=timeout, pg_options=zipccl.Options(**ZIP | options)) for _ in range(count)]
+
+
+# The call of rank 1, the others', and what rank 1 and the others are told.
+AT_ONCE = [
+    (lambda g: all_gather(g, count=COUNT - 1), all_gather, "tensors of other sizes", "tensors of other sizes"),
+    (lambda g: all_gather(g, dtype=torch.half), all_gather, "BFloat16 values, not Half", "Half values, not BFloat16"),
+    (uneven_all_gather, all_gather, "tensors of other sizes", "tensors of other sizes"),
+    (gather, all_gather, "all_gather, not gather", "gather, not all_gather"),
+    (lambda g: gather(g, COUNT + 1), gather, "tensors of other sizes", "tensors of other sizes"),
+    (lambda g: all_to_all(g, torch.half), all_to_all, "BFloat16 values, not Half", "Half values, not BFloat16"),
+]
+
+
+def told_at_once(rank):
+    ranks.init("zipccl")
+    for group, (mine, others, told_me, told_others) in zip(new_groups(len(AT_ONCE)), AT_ONCE, strict=True):
+        began = time.monotonic()
+        said = rf"zipccl \w+ \(rank {rank} of 3, .*: rank {0 if rank == 1 else 1} calls with "
+        with pytest.raises(zipccl.Error, match=said + (told_me if rank == 1 else told_others)):
+            (mine if rank == 1 else others)(group)
+        assert time.monotonic() - began < TIMEOUT
+        for _ in range(2):  # all have found it at the same point, so the group goes on
+            found, truth = others(group)
+            assert same_bits(found, truth)
+
+
+def test_ranks_are_told_at_once():
+    ranks.run(told_at_once, 3)
+
+
+IN_TIME = [
+    (three_all_gathers, all_gather),
+    (all_gather, three_all_gathers),
+    (lambda g: all_gather(g, dtype=torch.int16), all_gather),  # carried as bytes
+    (scatter, broadcast),
+    (broadcast, scatter),
+    (all_gather, all_to_all),
+]
+
+
+def outcome(call, group) -> str | None:
+    """The error's text, or None for a right result."""
+    try:
+        found, truth = call(group)
+    except RuntimeError as error:
+        return str(error)
+    assert same_bits(found, truth)
+    return None
+
+
+def told_in_time(rank):
+    """All at once, each in a group and a thread of its own."""
+    ranks.init("zipccl")
+    began = time.monotonic()
+    with ThreadPoolExecutor(len(IN_TIME)) as threads:
+        calls = [case[0 if rank == 1 else 1] for case in IN_TIME]
+        texts = list(threads.map(outcome, calls, new_groups(len(IN_TIME))))
+    assert time.monotonic() - began < TIMEOUT + 5
+    return texts
+
+
+def test_messages_of_other_lengths_do_not_meet():
+    """gloo ends a process that gets more than it expects."""
+    assert all(map(any, zip(*ranks.run(told_in_time, 2), strict=True)))
+
+
+def lists_on_one_rank(rank, turns):
+    ranks.init("zipccl")
+    (group,) = new_groups(1, all_to_all="auto", code="auto")
+    for _ in range(turns):  # trials: zipped, raw, ...
+        all_to_all(group)
+    return outcome(lambda g: all_to_all(g, lists=rank == 1), group)
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_lists_on_one_rank_alone(turns):
+    """By `auto` the call of the others may be one raw message, which nothing announces."""
+    results = ranks.run(lists_on_one_rank, 2, turns)
+    assert (results[0] is None) == (results[1] is None)
+
+
+def one_call_behind(rank):
+    """Rank 1 passes nothing in the first of three calls, which it therefore makes alone."""
+    ranks.init("zipccl")
+    (group,) = new_groups(1)
+    texts = []
+    for turn in range(3):
+        count = 0 if rank == 1 and turn == 0 else COUNT
+        texts.append(outcome(lambda g: all_gather(g, 10 * turn, count), group))  # noqa: B023
+    return texts
+
+
+def test_no_rank_is_a_call_behind():
+    """The next call of that rank must not be taken for the one it left out."""
+    results = ranks.run(one_call_behind, 3)
+    assert results[1][0] is None
+    assert all(all(texts[rank == 1 :]) for rank, texts in enumerate(results))
+    assert "number 1 of the group's calls, not 2" in results[1][1]
+
+
+def refused_on_one_rank(rank):
+    """Arguments that gloo refuses, on one rank alone, who then passes better ones."""
+    ranks.init("zipccl", pg_options=zipccl.Options(all_gather="auto", min_bytes=0))
+    group = dist.group.WORLD
+    for turn in range(8):
+        if rank == 1:
+            with pytest.raises(RuntimeError):
+                dist.all_gather([torch.empty(7, dtype=BF16)] * dist.get_world_size(), weights(0, COUNT))
+            with pytest.raises(RuntimeError):
+                dist.all_gather_into_tensor(torch.empty(COUNT, dtype=BF16), weights(0, COUNT))
+        found, truth = all_gather(group, turn)
+        assert same_bits(found, truth)
+
+
+def test_refused_calls_do_not_count():
+    ranks.run(refused_on_one_rank, 2)
