@@ -55,7 +55,9 @@ void bench(const std::vector<uint16_t>& values, uint64_t count, q::Widths widths
   };
   const q::Values own = {x, dtype, q::Place::bucket, 0, 1};
   const q::Packed one = {packed, run, 1};
-  const double measure = rate([&](cudaStream_t s) { return q::cuda::statistics(shape, {x, dtype}, stats, s); });
+  const double measure = rate([&](cudaStream_t s) {
+    return q::cuda::statistics(shape, {x, dtype}, stats, q::Order::descending, s);
+  });
   const double allocate = rate([&](cudaStream_t s) { return q::cuda::allocate(shape, stats, 1, plan, scratch, s); });
   q::Combine job;
   job.x = own;

@@ -92,7 +92,8 @@ at::Tensor statistics(const q::Shape& shape, const at::Tensor& x) {
   at::Tensor stats = at::empty({static_cast<int64_t>(format.count)},
                                x.options().dtype(format.dtype == DType::u8 ? at::kByte : at::kBFloat16));
   const q::Values values = {x.const_data_ptr(), value_dtype(x)};
-  check(ZIPCCL_ON(on, statistics, shape, values, stats.mutable_data_ptr()), "zipccl quantizer statistics");
+  check(ZIPCCL_ON(on, statistics, shape, values, stats.mutable_data_ptr(), q::Order::descending),
+        "zipccl quantizer statistics");
   return stats;
 }
 

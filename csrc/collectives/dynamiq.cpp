@@ -49,6 +49,23 @@ StatisticsPlan statistics_plan(const DynamiqOptions& options, Reduction reductio
   return {false, all ? options.bits : std::max(1.0f, options.bits - once)};  // one bit is the least there is
 }
 
+// Which end of the bucket packing begins at. Statistics end there, as what they have read last is still in the GPU's
+// cache. The first of several blocks is at the beginning; a block alone is packed from where most of what the first
+// step sends lies, which is away from the own part: that is needed last.
+quantizer::Order packing_order(const DynamiqOptions& options, int64_t blocks) {
+  if (blocks > 1) return quantizer::Order::ascending;
+  const int n = options.team.size();
+  const std::vector<HopStep> steps = reduce_steps(options.topology, n, options.team.me);
+  int beyond = 0;  // chunks in the second half, less those in the first one
+  for (const Hop& hop : steps.front().sends)
+    for (int c : hop.chunks) beyond += (2 * c + 1 > n) - (2 * c + 1 < n);
+  return beyond > 0 ? quantizer::Order::descending : quantizer::Order::ascending;
+}
+
+quantizer::Order opposite(quantizer::Order order) {
+  return order == quantizer::Order::ascending ? quantizer::Order::descending : quantizer::Order::ascending;
+}
+
 // Agrees on a plan: statistics are reduced by members a slice each, then gathered; or by each member alone. Three
 // stages, so that it can run beside other things.
 class Agreement {
@@ -56,8 +73,8 @@ class Agreement {
   Agreement(const DynamiqPlace& place, const Team& team, bool at_once, Plan* plan, Traffic* traffic)
       : place_(place), team_(team), at_once_(at_once), plan_(*plan), traffic_(*traffic) {}
 
-  void measure(const at::Tensor& bucket) {
-    stats_ = plan_.statistics(place_.engine, bucket);
+  void measure(const at::Tensor& bucket, quantizer::Order order) {
+    stats_ = plan_.statistics(place_.engine, bucket, order);
     const int64_t own = slice(team_.me).numel();
     all_ = place_.engine.empty(own * team_.size(), stats_.scalar_type()).view({team_.size(), own});
     all_[team_.me].copy_(slice(team_.me), /*non_blocking=*/true);
@@ -123,14 +140,15 @@ quantizer::Key key_of_sums(const DynamiqOptions& options, quantizer::Key key) {
 // One block on its way through the steps of a topology: one packed part per member, its sink.
 class Block {
  public:
-  // part(c): number of the part whose sink is member c.
+  // part(c): number of the part whose sink is member c, which grows with c. order: of packing.
   Block(const DynamiqPlace& place, const DynamiqOptions& options, const Plan& plan, quantizer::Key key,
-        at::Tensor values, std::function<uint64_t(int)> part, Traffic* traffic)
+        quantizer::Order order, at::Tensor values, std::function<uint64_t(int)> part, Traffic* traffic)
       : place_(place),
         team_(options.team),
         plan_(plan),
         key_(key),
         sums_key_(key_of_sums(options, key)),
+        order_(order),
         values_(std::move(values)),
         part_(std::move(part)),
         reduce_(reduce_steps(options.topology, team_.size(), team_.me)),
@@ -145,13 +163,15 @@ class Block {
     for (const Hop& hop : reduce_[s].sends) sent.insert(sent.end(), hop.chunks.begin(), hop.chunks.end());
     std::sort(sent.begin(), sent.end());
     const at::Tensor out = parts(sent.size());
-    for (size_t i = 0, run; i < sent.size(); i += run) {
-      run = 1;  // fresh parts that follow each other are packed by one call
-      while (i + run < sent.size() && arrived_[sent[i]].empty() && arrived_[sent[i + run]].empty() &&
-             part_(sent[i + run]) == part_(sent[i]) + run)
-        ++run;
-      pack(sent[i], run, out.narrow(0, i * plan_.part_bytes(), run * plan_.part_bytes()));
+    std::vector<Range> runs;  // of `sent`: fresh parts that follow each other are packed by one call
+    for (size_t i = 0; i < sent.size(); ++i) {
+      const bool follows = i > 0 && arrived_[sent[i - 1]].empty() && arrived_[sent[i]].empty() &&
+                           part_(sent[i]) == part_(sent[i - 1]) + 1;
+      if (!follows) runs.push_back({static_cast<int64_t>(i), 0});
+      ++runs.back().count;
     }
+    if (order_ == quantizer::Order::descending) std::reverse(runs.begin(), runs.end());
+    for (const Range& r : runs) pack(sent[r.begin], r.count, out.narrow(0, bytes(r.begin), bytes(r.count)));
     Parcels sends, receives;
     for (const Hop& hop : reduce_[s].sends) {
       const int64_t at = std::lower_bound(sent.begin(), sent.end(), hop.chunks[0]) - sent.begin();
@@ -246,6 +266,7 @@ class Block {
 
   void pack(int c, uint64_t run, const at::Tensor& out) {
     quantizer::Combine job = sum_of(c, run);
+    job.order = order_;
     job.packed_out = out.mutable_data_ptr();
     plan_.combine(job);
     arrived_[c].clear();
@@ -276,6 +297,7 @@ class Block {
   const Team& team_;
   const Plan& plan_;
   quantizer::Key key_, sums_key_;
+  quantizer::Order order_;
   at::Tensor values_;
   std::function<uint64_t(int)> part_;
   std::vector<HopStep> reduce_, gather_;
@@ -344,14 +366,15 @@ void all_reduce_flat(const DynamiqPlace& place, const DynamiqOptions& options, c
   const StatisticsPlan statistics = statistics_plan(options, Reduction::all);
   Plan plan(shape_of(options, statistics.bits, values.numel(), 1, blocks * n), values.device(), place.what);
   Agreement agreement(place, options.team, statistics.at_once, &plan, traffic);
-  agreement.measure(values);
+  const quantizer::Order order = packing_order(options, blocks);
+  agreement.measure(values, opposite(order));
   agreement.reduce();
   agreement.allocate();
   std::vector<std::unique_ptr<Block>> running(blocks);
   in_a_row(blocks, 2 * steps + 1, [&](int64_t b, int s) {
     auto part = [b, n](int c) { return static_cast<uint64_t>(b * n + c); };
     if (s == 0)
-      running[b] = std::make_unique<Block>(place, options, plan, key_of(options, key, 0), values, part, traffic);
+      running[b] = std::make_unique<Block>(place, options, plan, key_of(options, key, 0), order, values, part, traffic);
     if (s < steps) return running[b]->reduce(s);
     if (s < 2 * steps) return running[b]->gather(s - steps, residual);
     running[b]->unpack(scale);
@@ -398,7 +421,7 @@ class NodeBlock {
       plan_ = std::make_unique<Plan>(shape_of(options_, statistics.bits, sum_.numel(), 1, options_.team.size()),
                                      values_.device(), place_.what);
       agreement_ = std::make_unique<Agreement>(place_, options_.team, statistics.at_once, plan_.get(), &traffic_);
-      return agreement_->measure(sum_);
+      return agreement_->measure(sum_, opposite(packing_order(options_, 1)));
     }
     if (s == last - 1) {
       outside ? block_->unpack(scale) : scale_alone(sum_, scale);
@@ -409,7 +432,8 @@ class NodeBlock {
     if (s == 3) {
       agreement_->allocate();
       auto part = [](int c) { return static_cast<uint64_t>(c); };
-      block_ = std::make_unique<Block>(place_, options_, *plan_, key_, sum_, part, &traffic_);
+      block_ =
+          std::make_unique<Block>(place_, options_, *plan_, key_, packing_order(options_, 1), sum_, part, &traffic_);
     }
     if (s - 3 < steps) return block_->reduce(s - 3);
     block_->gather(s - 3 - steps, {});
@@ -532,14 +556,16 @@ Traffic dynamiq_reduce_scatter(const DynamiqPlace& place, const DynamiqOptions& 
   const StatisticsPlan statistics = statistics_plan(options, Reduction::scatter);
   Plan plan(shape_of(options, statistics.bits, values.numel(), n, blocks), values.device(), place.what);
   Agreement agreement(place, options.team, statistics.at_once, &plan, &traffic);
-  agreement.measure(values);
+  const quantizer::Order order = packing_order(options, blocks);
+  agreement.measure(values, opposite(order));
   agreement.reduce();
   agreement.allocate();
   std::vector<std::unique_ptr<Block>> running(blocks);
   in_a_row(blocks, steps + 1, [&](int64_t b, int s) {
     auto part = [b, blocks](int c) { return static_cast<uint64_t>(c * blocks + b); };
     if (s == 0)
-      running[b] = std::make_unique<Block>(place, options, plan, key_of(options, key, 0), values, part, &traffic);
+      running[b] =
+          std::make_unique<Block>(place, options, plan, key_of(options, key, 0), order, values, part, &traffic);
     if (s < steps) return running[b]->reduce(s);
     running[b]->finish(out, static_cast<uint64_t>(options.team.me * count), scale);
     running[b].reset();

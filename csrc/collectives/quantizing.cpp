@@ -40,9 +40,9 @@ Plan::Plan(const quantizer::Shape& shape, at::Device device, const std::string& 
   part_bytes_ = static_cast<int64_t>(quantizer::part_bytes(shape));
 }
 
-at::Tensor Plan::statistics(Engine& engine, const at::Tensor& bucket) const {
+at::Tensor Plan::statistics(Engine& engine, const at::Tensor& bucket, quantizer::Order order) const {
   at::Tensor stats = engine.empty(static_cast<int64_t>(stats_.count), scalar_type(stats_.dtype));
-  check(ZIPCCL_ON(device_, statistics, shape_, values_of(bucket, 0, 0), stats.mutable_data_ptr()), what_);
+  check(ZIPCCL_ON(device_, statistics, shape_, values_of(bucket, 0, 0), stats.mutable_data_ptr(), order), what_);
   return stats;
 }
 

@@ -27,7 +27,7 @@ class Plan {
   int64_t part_bytes() const { return part_bytes_; }
 
   // This rank's statistics of the bucket, 1-D, in the dtype they are to be reduced in (by maximum if stats_maximum()).
-  at::Tensor statistics(Engine& engine, const at::Tensor& bucket) const;
+  at::Tensor statistics(Engine& engine, const at::Tensor& bucket, quantizer::Order order) const;
   bool stats_maximum() const { return stats_.maximum; }
   // `stats`: those of so many ranks, reduced.
   void allocate(Engine& engine, const at::Tensor& stats, int ranks);

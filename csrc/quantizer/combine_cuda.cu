@@ -30,6 +30,7 @@ struct Launch {
   uint64_t part;   // first of the run
   uint32_t slots;  // of the run
   uint32_t batch;  // slots per warp, at most 32
+  Order order;     // of blocks
   Values x, out;
   bool has_x;
   bool x_vector, out_vector, residual_vector;
@@ -344,7 +345,8 @@ __global__ void __launch_bounds__(kThreads, resident(kPack)) combine_kernel(cons
   __shared__ Task tasks[kWarps][kWarp];
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const PaperTables* tables = shared_tables<kWidths>();
-  const uint64_t first = (static_cast<uint64_t>(blockIdx.x) * kWarps + warp) * p.batch;
+  const uint64_t block = p.order == Order::ascending ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+  const uint64_t first = (block * kWarps + warp) * p.batch;
   if (first >= p.slots) return;
   const uint32_t n = min(p.batch, p.slots - static_cast<uint32_t>(first));
   __shared__ float steps[kIn == In::one ? kWarps : 1][kIn == In::one ? kWarp * kStepStride : 1];
@@ -427,6 +429,7 @@ Status combine(const Shape& shape, const void* plan, const Combine& job, void* s
   p.plan = plan_of(p.layout, plan);
   p.parts = shape.parts;
   p.part = job.part;
+  p.order = job.order;
   p.slots = static_cast<uint32_t>(job.parts * p.layout.slots);
   p.x = job.x;
   p.out = job.out;

@@ -221,14 +221,14 @@ __device__ __forceinline__ void put_word(uint32_t low, uint32_t high, uint8_t* c
 template <uint32_t kWidth>
 __device__ __forceinline__ uint2 get_word(const uint8_t* codes, uint32_t lane) {
   if constexpr (kWidth == 8) {
-    return reinterpret_cast<const uint2*>(codes)[lane];
+    return __ldcs(reinterpret_cast<const uint2*>(codes) + lane);
   } else {
     uint32_t rest = 0;
     const uint8_t* after = codes + kWarp * (kWidth & 4);
-    if constexpr ((kWidth & 2) != 0) rest = reinterpret_cast<const uint16_t*>(after)[lane];
+    if constexpr ((kWidth & 2) != 0) rest = __ldcs(reinterpret_cast<const uint16_t*>(after) + lane);
     if constexpr ((kWidth & 1) != 0)
-      rest |= static_cast<uint32_t>(after[kWarp * (kWidth & 2) + lane]) << 8 * (kWidth & 2);
-    if constexpr ((kWidth & 4) != 0) return make_uint2(reinterpret_cast<const uint32_t*>(codes)[lane], rest);
+      rest |= static_cast<uint32_t>(__ldcs(after + kWarp * (kWidth & 2) + lane)) << 8 * (kWidth & 2);
+    if constexpr ((kWidth & 4) != 0) return make_uint2(__ldcs(reinterpret_cast<const uint32_t*>(codes) + lane), rest);
     return make_uint2(rest, 0);
   }
 }

@@ -123,9 +123,9 @@ __device__ __forceinline__ float fine_step(uint32_t scale, uint32_t exponent, ui
 // The steps of a slot's groups, by one lane.
 __device__ __forceinline__ void fine_steps(const ScaleArrays& scales, uint32_t slot, const uint8_t* part,
                                            uint32_t width, float* steps) {
-  const uint2 codes = *reinterpret_cast<const uint2*>(part + scales.first + slot * 8);
-  const uint32_t directions = *reinterpret_cast<const uint16_t*>(part + scales.second + slot * 2);
-  const uint32_t exponent = part[scales.third + slot];
+  const uint2 codes = __ldcs(reinterpret_cast<const uint2*>(part + scales.first + slot * 8));
+  const uint32_t directions = __ldcs(reinterpret_cast<const uint16_t*>(part + scales.second + slot * 2));
+  const uint32_t exponent = __ldcs(part + scales.third + slot);
 #pragma unroll
   for (uint32_t g = 0; g < kGroups; ++g)
     steps[g] = fine_step((g < 8 ? codes.x : codes.y) >> 4 * (g % 8) & 15u, exponent, width, (directions >> g & 1) != 0);
@@ -136,9 +136,9 @@ struct FineScales {
   uint32_t scale, directions, exponent;
 
   __device__ __forceinline__ void load(const ScaleArrays& scales, uint32_t slot, const uint8_t* part, uint32_t lane) {
-    scale = part[scales.first + slot * 8 + lane / 4];
-    directions = *reinterpret_cast<const uint16_t*>(part + scales.second + slot * 2);
-    exponent = part[scales.third + slot];
+    scale = __ldcs(part + scales.first + slot * 8 + lane / 4);
+    directions = __ldcs(reinterpret_cast<const uint16_t*>(part + scales.second + slot * 2));
+    exponent = __ldcs(part + scales.third + slot);
   }
 
   // Of the lane's group.

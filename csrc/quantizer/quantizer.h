@@ -81,6 +81,11 @@ StatsFormat stats_format(const Shape& shape);
 
 uint64_t plan_bytes(const Shape& shape);
 
+// Where a CUDA call begins: with the first super-groups or slots, or with the last ones. (The CPU takes no notice.) The
+// bytes do not depend on it, but what one call reads last is still in the cache for the next one, if that begins there:
+// statistics() that descend go with a combine() that ascends, and the other way round.
+enum class Order : uint8_t { ascending, descending };
+
 // ---- Arguments ------------------------------------------------------------------------------------------------
 
 enum class Place : uint8_t {
@@ -127,7 +132,9 @@ struct Key {
 struct Combine {
   uint64_t part = 0;   // first of a run of parts, within [0, domains * parts)
   uint64_t parts = 1;  // of the run
-  Values x;            // added first
+  Order order = Order::ascending;
+
+  Values x;  // added first
   Packed packed;
   float scale = 1;  // 1, or 1 / n for an average
 
@@ -146,7 +153,7 @@ struct Combine {
 // Status: bad_argument, or ok.
 
 // Measures the bucket: stats_format().count elements. values.place must be Place::bucket with first = 0.
-Status statistics(const Shape& shape, const Values& values, void* stats);
+Status statistics(const Shape& shape, const Values& values, void* stats, Order order = Order::ascending);
 
 // ranks: how many ranks' statistics are in `stats`. scratch: plan_scratch_bytes().
 uint64_t plan_scratch_bytes(const Shape& shape);
@@ -162,7 +169,7 @@ Status combine(const Shape& shape, const void* plan, const Combine& job);
 #ifdef ZIPCCL_WITH_CUDA
 namespace cuda {
 
-Status statistics(const Shape& shape, const Values& values, void* stats, void* stream);
+Status statistics(const Shape& shape, const Values& values, void* stats, Order order, void* stream);
 
 uint64_t plan_scratch_bytes(const Shape& shape);
 Status allocate(const Shape& shape, const void* stats, uint32_t ranks, void* plan, void* scratch, void* stream);

@@ -37,7 +37,7 @@ float lane_sum(const float* x, bool squared) {
 }
 }  // namespace
 
-Status statistics(const Shape& shape, const Values& values, void* stats) {
+Status statistics(const Shape& shape, const Values& values, void* stats, Order) {
   const Status status = check_statistics(shape, values, stats);
   if (status != Status::ok || shape.count == 0) return status;
   const KeepDenormals keep;

@@ -43,9 +43,9 @@ __device__ __forceinline__ float plain_sum(const float (&v)[kLaneValues]) {
 
 template <Widths kWidths, DType kDType>
 __global__ void __launch_bounds__(kThreads)
-    statistics_kernel(Layout layout, uint64_t super_groups, const void* data, bool vector, void* stats) {
+    statistics_kernel(Layout layout, uint64_t super_groups, const void* data, bool vector, void* stats, Order order) {
   const uint32_t lane = threadIdx.x % kWarp;
-  const uint64_t block = gridDim.x - 1 - blockIdx.x;  // what is read last is still in the cache when packing begins
+  const uint64_t block = order == Order::descending ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   const uint64_t first = (block * (kThreads / kWarp) + threadIdx.x / kWarp) * kAhead;
   RawValues raw[kAhead];
   uint32_t n[kAhead];
@@ -78,31 +78,33 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <Widths kWidths>
-void launch(const Layout& layout, uint64_t super_groups, const Values& values, bool vector, void* stats,
+void launch(const Layout& layout, uint64_t super_groups, const Values& values, bool vector, void* stats, Order order,
             cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(ceil_div(super_groups, kAhead * (kThreads / kWarp)));
   if (values.dtype == DType::f32)
     statistics_kernel<kWidths, DType::f32>
-        <<<blocks, kThreads, 0, stream>>>(layout, super_groups, values.data, vector, stats);
+        <<<blocks, kThreads, 0, stream>>>(layout, super_groups, values.data, vector, stats, order);
   else if (values.dtype == DType::bf16)
     statistics_kernel<kWidths, DType::bf16>
-        <<<blocks, kThreads, 0, stream>>>(layout, super_groups, values.data, vector, stats);
+        <<<blocks, kThreads, 0, stream>>>(layout, super_groups, values.data, vector, stats, order);
   else
     statistics_kernel<kWidths, DType::f16>
-        <<<blocks, kThreads, 0, stream>>>(layout, super_groups, values.data, vector, stats);
+        <<<blocks, kThreads, 0, stream>>>(layout, super_groups, values.data, vector, stats, order);
 }
 
 }  // namespace
 
-Status statistics(const Shape& shape, const Values& values, void* stats, void* stream) {
+Status statistics(const Shape& shape, const Values& values, void* stats, Order order, void* stream) {
   const Status status = check_statistics(shape, values, stats);
   if (status != Status::ok || shape.count == 0) return status;
   const Layout l = layout_of(shape);
   const uint64_t n = shape.domains * l.domain_groups;
   if (shape.widths == Widths::fine)
-    launch<Widths::fine>(l, n, values, whole_vectors(l, shape, values), stats, static_cast<cudaStream_t>(stream));
+    launch<Widths::fine>(l, n, values, whole_vectors(l, shape, values), stats, order,
+                         static_cast<cudaStream_t>(stream));
   else
-    launch<Widths::paper>(l, n, values, whole_vectors(l, shape, values), stats, static_cast<cudaStream_t>(stream));
+    launch<Widths::paper>(l, n, values, whole_vectors(l, shape, values), stats, order,
+                          static_cast<cudaStream_t>(stream));
   return launched();
 }
 

@@ -48,6 +48,9 @@ Bytes as(DType dtype, const std::vector<float>& v) {
   return b;
 }
 
+// Bytes are the same in both.
+q::Order any_order() { return random_bits() % 2 == 0 ? q::Order::ascending : q::Order::descending; }
+
 // ---- One bucket on both ---------------------------------------------------------------------------------------
 
 struct Case {
@@ -77,7 +80,8 @@ class Both {
     Bytes stats(format.bytes), scratch(q::plan_scratch_bytes(c.shape));
     Device device_stats(format.bytes, 0, true), device_scratch(q::cuda::plan_scratch_bytes(c.shape), 0, true);
     check(q::statistics(c.shape, {values_.data(), c.dtype}, stats.data()) == Status::ok, "CPU statistics");
-    check(q::cuda::statistics(c.shape, {device_values_.get(), c.dtype}, device_stats.get(), nullptr) == Status::ok,
+    check(q::cuda::statistics(c.shape, {device_values_.get(), c.dtype}, device_stats.get(), any_order(), nullptr) ==
+              Status::ok,
           "CUDA statistics");
     check(device_stats.bytes() == stats, name_of(c, "statistics"));
     check(q::allocate(c.shape, stats.data(), 3, plan_.data(), scratch.data()) == Status::ok, "CPU allocate");
@@ -111,6 +115,7 @@ class Both {
     check(q::combine(c_.shape, plan_.data(), job) == Status::ok, "CPU pack");
     set_inputs(&job, inputs, device_values_.get(), device_input.get());
     job.packed_out = device_packed.get();
+    job.order = any_order();
     job.residual = with_residual ? reinterpret_cast<float*>(device_residual.get()) : nullptr;
     check(q::cuda::combine(c_.shape, device_plan_.get(), job, nullptr) == Status::ok, "CUDA pack");
     CUDA(cudaDeviceSynchronize());
@@ -132,6 +137,7 @@ class Both {
     check(q::combine(c_.shape, plan_.data(), job) == Status::ok, "CPU unpack");
     set_inputs(&job, inputs, device_values_.get(), device_input.get());
     job.out.data = device_out.get();
+    job.order = any_order();
     check(q::cuda::combine(c_.shape, device_plan_.get(), job, nullptr) == Status::ok, "CUDA unpack");
     CUDA(cudaDeviceSynchronize());
     check(device_out.guards_intact(), name_of(c_, "guards of unpack"));
@@ -245,10 +251,12 @@ void test_arguments() {
   job.parts = 1;
   job.x = {p + 1, DType::bf16};
   check(status() == Status::bad_argument, "misaligned values");
-  check(q::cuda::statistics(shape, {nullptr, DType::f32}, p, nullptr) == Status::bad_argument, "no values");
+  check(q::cuda::statistics(shape, {nullptr, DType::f32}, p, q::Order::ascending, nullptr) == Status::bad_argument,
+        "no values");
   check(q::cuda::allocate(shape, p, 0, p, p, nullptr) == Status::bad_argument, "no ranks");
   shape.count = 0;
-  check(q::cuda::statistics(shape, {nullptr, DType::f32}, nullptr, nullptr) == Status::ok, "empty bucket");
+  check(q::cuda::statistics(shape, {nullptr, DType::f32}, nullptr, q::Order::ascending, nullptr) == Status::ok,
+        "empty bucket");
 }
 
 }  // namespace
