@@ -1,4 +1,5 @@
-// combine() on CUDA: docs/dynamiq.md, section 8. Any mix of inputs, one kernel per kind of output and of widths.
+// combine() on CUDA: docs/dynamiq.md, section 8. Any mix of inputs, one kernel per kind of output and of widths; but
+// one packed input alone is unpack_cuda.cu's.
 //
 // Data layout     plain values, in the bucket's places or part by part; packed parts: layout.h
 // Thread mapping  a warp and a slot, 8 coordinates to a lane (device.cuh). A warp takes up to 32 slots that follow each
@@ -7,7 +8,6 @@
 //                 then the warp does the slots one by one. Slots of a part are sorted by width, so that warps seldom
 //                 change the width they are compiled for.
 // Bytes moved     per coordinate: each plain input and output once (2 or 4), each packed one once (bits / 8)
-#include <algorithm>
 #include <cmath>
 
 #include "quantizer/arguments.h"
@@ -68,14 +68,8 @@ struct alignas(16) Task {
 constexpr uint8_t kClearPadding = 0x80;  // the bytes behind the scales, too
 static_assert(sizeof(Task) == 64, "four loads");
 
-// Where a slot's values begin, in bytes; begin: its first coordinate.
-__device__ __forceinline__ uint64_t place_in(const Values& v, uint64_t in_run, uint64_t begin) {
-  const uint64_t at = v.place == Place::bucket ? begin - v.first : in_run * kSuperGroup;
-  return at * (v.dtype == DType::f32 ? 4 : 2);
-}
-
-// Plain input: none, of one dtype, of one of the two 16-bit dtypes, or any of these.
-enum class X { none, f32, half, any };
+// Plain input: of one dtype, of one of the two 16-bit dtypes, or any of these, or none.
+enum class X { f32, half, any };
 
 // Packed inputs: none, one (fine widths alone; its steps are worked out beforehand, like a Task), or any number.
 enum class In { none, one, any };
@@ -139,11 +133,6 @@ __device__ __forceinline__ void add_mean(float means, float mean, bool subtract,
   for (uint32_t i = 0; i < kLaneValues; ++i) y[i] = subtract ? sub(y[i], m) : add(y[i], m);
 }
 
-template <uint32_t kWidth>
-struct Width {
-  static constexpr uint32_t value = kWidth;
-};
-
 // Calls f with the width as a type.
 template <Widths kWidths, typename F>
 __device__ __forceinline__ void with_width(uint32_t width, F f) {
@@ -155,26 +144,7 @@ __device__ __forceinline__ void with_width(uint32_t width, F f) {
     else
       f(Width<8>());
   } else {
-#define ZIPCCL_WIDTH(width) \
-  case width:               \
-    f(Width<width>());      \
-    break;
-    switch (width) {
-      ZIPCCL_WIDTH(0)
-      ZIPCCL_WIDTH(1)
-      ZIPCCL_WIDTH(2)
-      ZIPCCL_WIDTH(3)
-      ZIPCCL_WIDTH(4)
-      ZIPCCL_WIDTH(5)
-      ZIPCCL_WIDTH(6)
-      ZIPCCL_WIDTH(7)
-      ZIPCCL_WIDTH(8)
-      ZIPCCL_WIDTH(9)
-      ZIPCCL_WIDTH(10)
-      ZIPCCL_WIDTH(11)
-      ZIPCCL_WIDTH(12)
-    }
-#undef ZIPCCL_WIDTH
+    with_fine_width(width, f);
   }
 }
 
@@ -208,21 +178,12 @@ __device__ __forceinline__ void add_packed(const Launch& p, const Task& t, const
   }
 }
 
-// Zeros in the coordinates that the slot's super-group lacks.
-__device__ __forceinline__ void clear_missing(const Task& t, uint32_t lane, float (&y)[kLaneValues]) {
-  if (t.n == kSuperGroup) return;
-#pragma unroll
-  for (uint32_t i = 0; i < kLaneValues; ++i)
-    if (lane * kLaneValues + i >= t.n) y[i] = 0;
-}
-
-// nan: whether there may be one among y. kOnce: device.cuh.
-template <bool kOnce>
+// nan: whether there may be one among y.
 __device__ __forceinline__ void write_values(const Launch& p, const Task& t, uint32_t lane,
                                              const float (&y)[kLaneValues], bool nan) {
   const uint32_t n = p.out.place == Place::bucket ? t.n : kSuperGroup;
   uint8_t* values = static_cast<uint8_t*>(const_cast<void*>(p.out.data)) + t.out_at;
-  store_values<kOnce>(values, p.out.dtype, n, p.out_vector, lane, y, nan);
+  store_values(values, p.out.dtype, n, p.out_vector, lane, y, nan);
 }
 
 // The slot's codes and scales.
@@ -265,7 +226,7 @@ template <Widths kWidths, X kX, bool kPack>
 __device__ __forceinline__ void read_x(const Launch& p, const Task& t, uint32_t lane, float (&y)[kLaneValues]) {
 #pragma unroll
   for (uint32_t i = 0; i < kLaneValues; ++i) y[i] = 0;
-  if (kX == X::none || (kX == X::any && !p.has_x)) return;
+  if (kX == X::any && !p.has_x) return;
   const DType dtype = kX == X::f32 ? DType::f32 : p.x.dtype;
   if (kX == X::half && dtype == DType::f32) __builtin_unreachable();
   const uint8_t* values = static_cast<const uint8_t*>(p.x.data) + t.x_at;
@@ -294,15 +255,13 @@ __device__ __forceinline__ void do_slot(const Launch& p, const Task& t, const Pa
 #pragma unroll
     for (uint32_t i = 0; i < kLaneValues; ++i) y[i] = mul(y[i], p.scale);
   }
-  clear_missing(t, lane, y);
+  clear_missing(t.n, lane, y);
   if constexpr (!kPack) {
     if (kWidths == Widths::paper && p.out.means != 0) {  // a mean may be NaN, too: before NaN is looked for
       add_mean(p.out.means, t.paper.mean, false, y);
-      clear_missing(t, lane, y);
+      clear_missing(t.n, lane, y);
     }
-    // Levels times a step that is a number, times a finite scale that is not 0, are numbers, or infinite.
-    constexpr bool kUnpack = kIn == In::one && kX == X::none;
-    write_values<kUnpack>(p, t, lane, y, kUnpack ? step != step : any_nan(y));
+    write_values(p, t, lane, y, any_nan(y));
     return;
   }
   float kept[kLaneValues];
@@ -355,7 +314,7 @@ __global__ void __launch_bounds__(kThreads, resident(kPack)) combine_kernel(cons
     tasks[warp][lane] = t;
     if constexpr (kIn == In::one) {
       const uint8_t* part = static_cast<const uint8_t*>(p.packed.data) + uint64_t{t.part} * kFrameAlign;
-      fine_steps(p.scales, t.slot, part, t.width, steps[warp] + lane * kStepStride);
+      fine_steps<1>(p.scales, t.slot, part, t.width, 0, steps[warp] + lane * kStepStride);
     }
   }
   __syncwarp();
@@ -369,19 +328,13 @@ __global__ void __launch_bounds__(kThreads, resident(kPack)) combine_kernel(cons
   }
 }
 
-// Blocks run in rounds, as many at a time as the device holds; slots are dealt so that the last round is full, too.
 template <Widths kWidths, bool kPack, bool kResidual, X kX, In kIn>
 Status run(Launch p, cudaStream_t stream) {
-  int device = 0, processors = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
-    return Status::device_error;
-  const uint64_t warps = static_cast<uint64_t>(processors) * resident(kPack) * kWarps;
-  const uint64_t rounds = p.slots < 8 * warps ? 1 : std::max<uint64_t>(2, ceil_div(p.slots, warps * kWarp));
-  p.batch = static_cast<uint32_t>(std::max<uint64_t>(4, ceil_div(p.slots, warps * rounds)));
-  const uint64_t blocks = ceil_div(p.slots, uint64_t{p.batch} * kWarps);
-  if (blocks > INT32_MAX) return Status::unsupported;
-  combine_kernel<kWidths, kPack, kResidual, kX, kIn><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
+  Grid grid;
+  const Status status = deal(p.slots, kWarps, resident(kPack), kWarp, &grid);
+  if (status != Status::ok) return status;
+  p.batch = grid.batch;
+  combine_kernel<kWidths, kPack, kResidual, kX, kIn><<<grid.blocks, kThreads, 0, stream>>>(p);
   return launched();
 }
 
@@ -400,7 +353,9 @@ Status launch(const Launch& p, cudaStream_t stream) {
   if (p.packed_out == nullptr) {
     if constexpr (kFine)
       if (!p.has_x && one && p.scale != 0 && std::isfinite(p.scale))
-        return run<kWidths, false, false, X::none, In::one>(p, stream);
+        return unpack({p.layout, p.scales, p.plan, p.parts, p.part, p.slots, p.order,
+                       static_cast<const uint8_t*>(p.packed.data), p.scale, p.out, p.out_vector, 0},
+                      stream);
     return run<kWidths, false, false, X::any, In::any>(p, stream);
   }
   if (p.residual != nullptr) return run<kWidths, true, true, X::any, In::any>(p, stream);

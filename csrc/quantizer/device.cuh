@@ -53,8 +53,8 @@ struct RawValues {
 
 // kOnce: memory that is not read again before it is written anew (loads), or not soon (stores). It leaves the L2 cache
 // first, so that what others will read stays there.
-template <bool kOnce>
-__device__ __forceinline__ uint4 load_16(const uint4* at) {
+template <bool kOnce, typename T>
+__device__ __forceinline__ T load(const T* at) {
   if constexpr (kOnce) return __ldcs(at);
   return *at;
 }
@@ -73,10 +73,10 @@ __device__ __forceinline__ RawValues load_raw(const void* data, DType dtype, uin
   if (vector && n == kSuperGroup) {
     const uint4* at = static_cast<const uint4*>(data);
     if (dtype == DType::f32) {
-      raw.low = load_16<kOnce>(at + 2 * lane);
-      raw.high = load_16<kOnce>(at + 2 * lane + 1);
+      raw.low = load<kOnce>(at + 2 * lane);
+      raw.high = load<kOnce>(at + 2 * lane + 1);
     } else {
-      raw.low = load_16<kOnce>(at + lane);
+      raw.low = load<kOnce>(at + lane);
     }
     return raw;
   }
@@ -97,6 +97,14 @@ __device__ __forceinline__ RawValues load_raw(const void* data, DType dtype, uin
                          words[6] | words[7] << 16);
   }
   return raw;
+}
+
+// Zeros in the coordinates that a super-group of n lacks.
+__device__ __forceinline__ void clear_missing(uint32_t n, uint32_t lane, float (&v)[kLaneValues]) {
+  if (n == kSuperGroup) return;
+#pragma unroll
+  for (uint32_t i = 0; i < kLaneValues; ++i)
+    if (lane * kLaneValues + i >= n) v[i] = 0;
 }
 
 __device__ __forceinline__ void to_floats(const RawValues& raw, DType dtype, float (&v)[kLaneValues]) {
@@ -218,17 +226,18 @@ __device__ __forceinline__ void put_word(uint32_t low, uint32_t high, uint8_t* c
   }
 }
 
-template <uint32_t kWidth>
+template <uint32_t kWidth, bool kOnce>
 __device__ __forceinline__ uint2 get_word(const uint8_t* codes, uint32_t lane) {
   if constexpr (kWidth == 8) {
-    return __ldcs(reinterpret_cast<const uint2*>(codes) + lane);
+    return load<kOnce>(reinterpret_cast<const uint2*>(codes) + lane);
   } else {
     uint32_t rest = 0;
     const uint8_t* after = codes + kWarp * (kWidth & 4);
-    if constexpr ((kWidth & 2) != 0) rest = __ldcs(reinterpret_cast<const uint16_t*>(after) + lane);
+    if constexpr ((kWidth & 2) != 0) rest = load<kOnce>(reinterpret_cast<const uint16_t*>(after) + lane);
     if constexpr ((kWidth & 1) != 0)
-      rest |= static_cast<uint32_t>(__ldcs(after + kWarp * (kWidth & 2) + lane)) << 8 * (kWidth & 2);
-    if constexpr ((kWidth & 4) != 0) return make_uint2(__ldcs(reinterpret_cast<const uint32_t*>(codes) + lane), rest);
+      rest |= static_cast<uint32_t>(load<kOnce>(after + kWarp * (kWidth & 2) + lane)) << 8 * (kWidth & 2);
+    if constexpr ((kWidth & 4) != 0)
+      return make_uint2(load<kOnce>(reinterpret_cast<const uint32_t*>(codes) + lane), rest);
     return make_uint2(rest, 0);
   }
 }
@@ -313,10 +322,17 @@ __device__ __forceinline__ void put_codes(const uint32_t (&raw)[kLaneValues], ui
 
 template <uint32_t kWidth>
 struct Codes {
+  static constexpr uint32_t kLow = kWidth < 8 ? kWidth : 8;
   uint2 low, high;
+  template <bool kOnce = true>
   __device__ __forceinline__ void load(const uint8_t* codes, uint32_t lane) {
-    low = get_word < kWidth <= 8 ? kWidth : 8 > (codes, lane);
-    if constexpr (kWidth > 8) high = get_word<kWidth - 8>(codes + 8 * kWarp, lane);
+    low = get_word<kLow, kOnce>(codes, lane);
+    if constexpr (kWidth > 8) high = get_word<kWidth - 8, kOnce>(codes + 8 * kWarp, lane);
+  }
+  // Codes 4 h to 4 h + 3 become the first four; the others are lost.
+  __device__ __forceinline__ void keep_half(uint32_t h) {
+    low = make_uint2(__funnelshift_rc(low.x, low.y, 4 * kLow * h), 0);
+    if constexpr (kWidth > 8) high = make_uint2(high.x >> 4 * (kWidth - 8) * h, 0);
   }
   __device__ __forceinline__ uint32_t operator[](uint32_t i) const {
     if constexpr (kWidth > 8) {

@@ -120,25 +120,37 @@ __device__ __forceinline__ float fine_step(uint32_t scale, uint32_t exponent, ui
   return bits_float(width > 1 && reversed ? bits ^ 0x80000000u : bits);
 }
 
-// The steps of a slot's groups, by one lane.
+// The steps of a slot's groups, by kLanes lanes.
+template <uint32_t kLanes>
 __device__ __forceinline__ void fine_steps(const ScaleArrays& scales, uint32_t slot, const uint8_t* part,
-                                           uint32_t width, float* steps) {
-  const uint2 codes = __ldcs(reinterpret_cast<const uint2*>(part + scales.first + slot * 8));
+                                           uint32_t width, uint32_t share, float* steps) {
+  constexpr uint32_t kShare = kGroups / kLanes;
+  const auto* first = part + scales.first + slot * 8 + kShare / 2 * share;
+  uint2 codes = {};
+  if constexpr (kShare == 4)
+    codes.x = __ldcs(reinterpret_cast<const uint16_t*>(first));
+  else if constexpr (kShare == 8)
+    codes.x = __ldcs(reinterpret_cast<const uint32_t*>(first));
+  else
+    codes = __ldcs(reinterpret_cast<const uint2*>(first));
   const uint32_t directions = __ldcs(reinterpret_cast<const uint16_t*>(part + scales.second + slot * 2));
   const uint32_t exponent = __ldcs(part + scales.third + slot);
 #pragma unroll
-  for (uint32_t g = 0; g < kGroups; ++g)
-    steps[g] = fine_step((g < 8 ? codes.x : codes.y) >> 4 * (g % 8) & 15u, exponent, width, (directions >> g & 1) != 0);
+  for (uint32_t g = 0; g < kShare; ++g) {
+    const uint32_t group = kShare * share + g;
+    const bool reversed = (directions >> group & 1) != 0;
+    steps[group] = fine_step((g < 8 ? codes.x : codes.y) >> 4 * (g % 8) & 15u, exponent, width, reversed);
+  }
 }
 
-// A slot's scales on their way from memory.
+// A slot's scales on their way from memory. The next slots' are in the same sectors: they stay in the cache.
 struct FineScales {
   uint32_t scale, directions, exponent;
 
   __device__ __forceinline__ void load(const ScaleArrays& scales, uint32_t slot, const uint8_t* part, uint32_t lane) {
-    scale = __ldcs(part + scales.first + slot * 8 + lane / 4);
-    directions = __ldcs(reinterpret_cast<const uint16_t*>(part + scales.second + slot * 2));
-    exponent = __ldcs(part + scales.third + slot);
+    scale = part[scales.first + slot * 8 + lane / 4];
+    directions = *reinterpret_cast<const uint16_t*>(part + scales.second + slot * 2);
+    exponent = part[scales.third + slot];
   }
 
   // Of the lane's group.
@@ -147,17 +159,65 @@ struct FineScales {
   }
 };
 
-// Codes of a lane as multiples of the step.
 template <uint32_t kWidth>
+struct Width {
+  static constexpr uint32_t value = kWidth;
+};
+
+// Calls f with the width as a type.
+template <typename F>
+__device__ __forceinline__ void with_fine_width(uint32_t width, F f) {
+#define ZIPCCL_WIDTH(width) \
+  case width:               \
+    f(Width<width>());      \
+    break;
+  switch (width) {
+    ZIPCCL_WIDTH(0)
+    ZIPCCL_WIDTH(1)
+    ZIPCCL_WIDTH(2)
+    ZIPCCL_WIDTH(3)
+    ZIPCCL_WIDTH(4)
+    ZIPCCL_WIDTH(5)
+    ZIPCCL_WIDTH(6)
+    ZIPCCL_WIDTH(7)
+    ZIPCCL_WIDTH(8)
+    ZIPCCL_WIDTH(9)
+    ZIPCCL_WIDTH(10)
+    ZIPCCL_WIDTH(11)
+    ZIPCCL_WIDTH(12)
+  }
+#undef ZIPCCL_WIDTH
+}
+
+// Codes of a lane as multiples of the step. kOnce: device.cuh.
+template <uint32_t kWidth, bool kOnce = true>
 __device__ __forceinline__ void fine_levels(const uint8_t* codes, uint32_t lane, float (&level)[kLaneValues]) {
   if constexpr (kWidth == 0) {
 #pragma unroll
     for (uint32_t i = 0; i < kLaneValues; ++i) level[i] = 0;
   } else {
     Codes<kWidth> c;
-    c.load(codes, lane);
+    c.template load<kOnce>(codes, lane);
 #pragma unroll
     for (uint32_t i = 0; i < kLaneValues; ++i) level[i] = kWidth == 1 ? (c[i] != 0 ? 1.0f : -1.0f) : c.level(i);
+  }
+}
+
+// The same of coordinates 4 l to 4 l + 3, and of those 128 further on. From shared memory.
+template <uint32_t kWidth>
+__device__ __forceinline__ void fine_quads(const uint8_t* codes, uint32_t lane, float (&level)[kLaneValues]) {
+  if constexpr (kWidth == 0) {
+#pragma unroll
+    for (uint32_t i = 0; i < kLaneValues; ++i) level[i] = 0;
+  } else {
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) {
+      Codes<kWidth> c;
+      c.template load<false>(codes, h * kWarp / 2 + lane / 2);
+      c.keep_half(lane % 2);
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) level[4 * h + i] = kWidth == 1 ? (c[i] != 0 ? 1.0f : -1.0f) : c.level(i);
+    }
   }
 }
 
