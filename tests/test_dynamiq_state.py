@@ -39,6 +39,11 @@ def test_arguments_of_other_types_are_named(name, value):
         zipccl.DynamiQState(**{name: value})
 
 
+def test_it_shows_what_it_does():
+    state = zipccl.DynamiQState(bits=4, topology="ring", seed=3)
+    assert repr(state) == "<DynamiQState bits=4.0, topology='ring', widths='fine', seed=3: 0 calls, 0 steps>"
+
+
 def test_other_things_than_groups_and_states_are_named():
     with pytest.raises(TypeError, match="^group must be a process group or None, not 5.0"):
         zipccl.DynamiQState(5.0)

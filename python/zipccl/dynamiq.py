@@ -149,6 +149,10 @@ class DynamiQState:
         self._residuals_of: int | None = None  # rank; None: nobody's yet
         self._compared: tuple[weakref.ref, str] | None = None  # with the other ranks: in which group, and what
 
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("bits", "topology", "widths", "seed"))
+        return f"<DynamiQState {said}: {self.calls} calls, {self.steps} steps>"
+
     def state_dict(self) -> dict[str, Any]:
         """Everything of this state that a resumed run needs; tensors only with ``error_feedback``. Needs no process
         group.
