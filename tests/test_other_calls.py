@@ -2,6 +2,8 @@
 ends and nothing of one call is taken for another's."""
 
 import datetime
+import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -191,3 +193,38 @@ def refused_on_one_rank(rank):
 
 def test_refused_calls_do_not_count():
     ranks.run(refused_on_one_rank, 2)
+
+
+def no_group(rank, attached):
+    """Rank 1 does not make the group, or does not attach to it."""
+    if attached:
+        ranks.init("gloo", timeout=TIMEOUT)
+    if rank == 1:
+        dist.FileStore(f"{os.environ['RANKS_DIRECTORY']}/told", 2).wait(["0"])
+        return None
+    try:
+        zipccl.attach() if attached else ranks.init("zipccl", timeout=TIMEOUT)
+    except RuntimeError as error:
+        dist.FileStore(f"{os.environ['RANKS_DIRECTORY']}/told", 2).set("0", "")
+        return str(error)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_rank_that_does_not_make_the_group_is_named(attached):
+    text, _ = ranks.run(no_group, 2, attached)
+    assert re.search(
+        "attach.. waited in vain" if attached else r"rank 0 of group '0' waited 3 s in vain for ranks \[1\]", text
+    )
+
+
+def attach_to_destroyed(rank):
+    ranks.init("gloo")
+    group = dist.new_group()
+    dist.destroy_process_group(group)
+    with pytest.raises(ValueError, match="was destroyed"):
+        zipccl.attach(group)
+    zipccl.detach(group)
+
+
+def test_no_attaching_to_a_group_that_was_destroyed():
+    ranks.run(attach_to_destroyed, 2)

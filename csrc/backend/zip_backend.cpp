@@ -103,10 +103,13 @@ std::vector<BackendPtr> ZipBackend::all_inner() const {
   return list;
 }
 
+std::string ZipBackend::describe(const char* name, const std::string& more) const {
+  return std::string("zipccl ") + name + " (rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
+         ", group " + (pg_uid_.empty() ? "?" : pg_uid_) + more + ")";
+}
+
 std::string ZipBackend::describe(const OwnCall& call) const {
-  return std::string("zipccl ") + op_name(call.op) + " (rank " + std::to_string(rank_) + " of " +
-         std::to_string(size_) + ", group " + (pg_uid_.empty() ? "?" : pg_uid_) + ", " +
-         std::to_string(call.size.bytes) + " bytes)";
+  return describe(op_name(call.op), ", " + std::to_string(call.size.bytes) + " bytes");
 }
 
 // Only things every rank knows alike may be looked at here and where call.zippable is set: options, dtypes, counts, the
@@ -253,7 +256,8 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
   frame.code = options_.code;
   frame.checksum = options_.checksum;
 #ifdef ZIPCCL_WITH_CUDA
-  if (device.is_cuda() && cuda_) return explain_cuda(op, device, frame, bytes);
+  if (device.is_cuda() && cuda_)
+    return naming(describe("explain"), [&] { return explain_cuda(op, device, frame, bytes); });
 #endif
   TORCH_CHECK(device.is_cpu() && state_->zip,
               "zipccl: this group has nothing that could zip " + device.str() + " tensors");
@@ -262,13 +266,14 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
                                            std::vector<at::Tensor>{});
   auto decision = std::make_shared<Decision>();
   worker_->submit(
-      [state = state_, frame, options = options_, op, bytes, decision, threads = at::get_num_threads()] {
+      [state = state_, frame, options = options_, op, bytes, decision, what = describe("explain"),
+       threads = at::get_num_threads()] {
         const ThreadLimit as_many(threads);
         const Messages messages(state->zip, state->timeout_of({}), state->scratch);
-        const std::string what = "zipccl explain";
-        *decision = state->step.keep([&] {
-          return explain_at({*state->engine, messages, what}, op, bytes, frame, options, &state->switcher,
-                            &state->code);
+        const Place place{*state->engine, messages, what};
+        *decision = naming(what, [&] {
+          return state->step.keep(
+              [&] { return explain_at(place, op, bytes, frame, options, &state->switcher, &state->code); });
         });
       },
       [work](std::exception_ptr error) { work->complete(error); });

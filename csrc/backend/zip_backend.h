@@ -161,6 +161,7 @@ class ZipBackend : public c10d::Backend {
   // The frame options of a tensor's dtype; false where a frame would not be smaller.
   bool frame_for(const at::Tensor& t, FrameOptions* frame) const;
   std::string describe(const OwnCall& call) const;
+  std::string describe(const char* name, const std::string& more = "") const;
   // True where a call of that many bytes on tensors like `t` goes to the inner backend whatever the switcher would say.
   bool stays_raw(Op op, const at::Tensor& t, uint64_t bytes) const;
   // Such a call, with nothing else to be done.

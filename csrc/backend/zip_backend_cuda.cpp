@@ -254,7 +254,7 @@ Decision ZipBackend::explain_cuda(Op op, at::Device device, const FrameOptions& 
   backend_for(device);
   auto guard = state.enter();
   const Messages messages(cuda_, c10d::kUnsetTimeout);
-  const std::string what = "zipccl explain";
+  const std::string what = describe("explain");
   Place place{*state.engine, messages, what};
   HostOfCuda host(*this, c10d::kUnsetTimeout);
   state.engine->set_watch(watch_over(what, c10d::kUnsetTimeout));

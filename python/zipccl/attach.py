@@ -63,14 +63,16 @@ def attach(group: dist.ProcessGroup | None = None, options: Options | None = Non
             the groups after it are attached as well.
 
     Raises:
-        ValueError: the group is a zipccl group, or has neither gloo for CPU tensors nor NCCL for CUDA tensors; or an
-            option means nothing here.
+        ValueError: the group is a zipccl group, was destroyed, or has neither gloo for CPU tensors nor NCCL for CUDA
+            tensors; or an option means nothing here.
         RuntimeError: ranks pass different options, or one of them does not call within the group's timeout.
     """
     global _new_groups
     group = group or c10d._get_default_group()
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError("this rank is not in the group")
+    if group not in c10d._world.pg_map:
+        raise ValueError(f"group {group.group_name!r} was destroyed")
     if not isinstance(options, Options | None):
         raise TypeError(f"options must be zipccl.Options, not {type(options).__name__}")
     options = options or Options()

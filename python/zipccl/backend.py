@@ -157,15 +157,27 @@ def check_same(
         return
     # A store may outlive a group and meet the next one of its name.
     key = f"{key}/{(store.add(f'{key}/turns', 1) - 1) // size}"
+    store.set(f"{key}/came/{rank}", "")
+
+    def wait_for(name: str) -> None:
+        try:
+            store.wait([f"{key}/{name}"], timeout)
+        except RuntimeError as error:  # of the store's own type
+            late = [r for r in range(size) if not store.check([f"{key}/came/{r}"])]
+            raise type(error)(
+                f"zipccl: rank {rank} of {of} waited {timeout.total_seconds():g} s in vain for "
+                f"{f'ranks {late}' if late else 'the others'} ({error})"
+            ) from error
+
     if rank == 0:
         store.set(f"{key}/first", own)
-    store.wait([f"{key}/first"], timeout)
+    wait_for("first")
     first = store.get(f"{key}/first").decode()
     if own != first:
         store.set(f"{key}/other", f"{rank} {own}")
     if store.add(f"{key}/compared", 1) == size:
         store.set(f"{key}/all", "compared")
-    store.wait([f"{key}/all"], timeout)
+    wait_for("all")
     if not store.check([f"{key}/other"]):
         return
     other, text = store.get(f"{key}/other").decode().split(" ", 1)
