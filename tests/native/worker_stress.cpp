@@ -147,10 +147,16 @@ void end_inside_a_report(int rounds) {
                held.reset();
                over.set_value();
              });
-    w.submit([] {}, [&cancelled](std::exception_ptr e) { cancelled += e != nullptr; });
+    auto behind = std::make_shared<std::promise<void>>();
+    w.submit([] {},
+             [&cancelled, behind](std::exception_ptr e) {  // perhaps on a second thread, after `over`
+               cancelled += e != nullptr;
+               behind->set_value();
+             });
     worker.reset();
     dropped.set_value();
     over.get_future().wait();
+    behind->get_future().wait();
     require(cancelled <= 1, "a job behind is run or cancelled");
   }
 }
