@@ -148,11 +148,10 @@ void end_inside_a_report(int rounds) {
                over.set_value();
              });
     auto behind = std::make_shared<std::promise<void>>();
-    w.submit([] {},
-             [&cancelled, behind](std::exception_ptr e) {  // perhaps on a second thread, after `over`
-               cancelled += e != nullptr;
-               behind->set_value();
-             });
+    w.submit([] {}, [&cancelled, behind](std::exception_ptr e) {  // perhaps on a second thread, after `over`
+      cancelled += e != nullptr;
+      behind->set_value();
+    });
     worker.reset();
     dropped.set_value();
     over.get_future().wait();
