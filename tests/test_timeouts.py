@@ -59,3 +59,21 @@ def set_of_other_groups(rank):
 
 def test_other_groups_are_torchs_own():
     ranks.run(set_of_other_groups, 2)
+
+
+def dynamiq_in_vain(rank, backend):
+    ranks.init(backend, timeout=LONG)
+    state, x = zipccl.DynamiQState(), torch.ones(10_000)
+    zipccl.dynamiq.all_reduce(x, state)
+    c10d._set_pg_timeout(datetime.timedelta(seconds=SHORT), None)
+    store = c10d._get_default_store()
+    if rank == 0:
+        with pytest.raises(zipccl.Error, match="(?i)dynamiq all_reduce .*timed out"):
+            zipccl.dynamiq.all_reduce(x, state)
+        store.set("gave up", "")
+    store.wait(["gave up"], datetime.timedelta(seconds=LONG))
+
+
+@pytest.mark.parametrize("backend", ["zipccl", "gloo"])
+def test_dynamiq(backend):
+    ranks.run(dynamiq_in_vain, 2, backend, timeout=45)

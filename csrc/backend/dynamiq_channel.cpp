@@ -96,6 +96,12 @@ DynamiqChannel::~DynamiqChannel() {
   if (worker_) worker_->stop(kStopPatience);
 }
 
+void DynamiqChannel::set_timeout(std::chrono::milliseconds timeout) {
+  if (!state_->cpu) return;
+  state_->cpu->pairs.set_timeout(timeout);
+  state_->cpu->backend->setTimeout(timeout);
+}
+
 std::string DynamiqChannel::describe(const char* op, int64_t values) const {
   return std::string("zipccl dynamiq ") + op + " (rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
          ", " + std::to_string(values) + " values)";

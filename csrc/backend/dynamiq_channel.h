@@ -62,6 +62,9 @@ class DynamiqChannel {
   // "auto" is: the link is measured then.
   HopChoice choose(at::Device device, int64_t count, int64_t itemsize, const Options& options);
 
+  // Of CPU calls from now on; those on CUDA go by the group's NCCL.
+  void set_timeout(std::chrono::milliseconds timeout);
+
   std::map<std::string, OpStats> stats() const { return state_->stats.read(); }
   void reset_stats() { state_->stats.reset(); }
 

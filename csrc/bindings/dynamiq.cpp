@@ -1,4 +1,5 @@
 // DynamiqChannel for Python. python/zipccl/dynamiq.py documents what users see.
+#include <pybind11/chrono.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -59,6 +60,7 @@ void bind_dynamiq(py::module_& m) {
              return std::make_shared<DynamiqChannel>(rank, size, cpu, cuda);
            }),
            py::arg("rank"), py::arg("size"), py::arg("cpu"), py::arg("cuda"))
+      .def("set_timeout", &DynamiqChannel::set_timeout, py::arg("timeout"))
       .def(
           "all_reduce",
           [](DynamiqChannel& channel, const at::Tensor& tensor, const py::dict& options, float scale, uint64_t seed,

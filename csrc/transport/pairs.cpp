@@ -33,7 +33,8 @@ Pairs::Exchange Pairs::begin(const std::vector<Parcel>& sends, const std::vector
   for (const auto* list : {&sends, &receives})
     for (const Parcel& p : *list) exchange.kept_.push_back(p.bytes);
   if (device.is_cpu()) {
-    if (timeout_ != c10d::kUnsetTimeout) exchange.timeout_ = timeout_;  // else gloo's own
+    // Else gloo's own, since the group was made.
+    if (const auto timeout = timeout_.load(); timeout != c10d::kUnsetTimeout) exchange.timeout_ = timeout;
     const int tag = next_tag();
     for (const Parcel& p : receives) {
       if (p.bytes.numel() == 0) continue;

@@ -4,6 +4,7 @@
 // receives on the group's communicator, on NCCL's stream; wait() makes the current stream wait, not the host.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
@@ -19,6 +20,8 @@ class Pairs {
 
   int rank() const { return inner_->getRank(); }
   int world() const { return inner_->getSize(); }
+  // Of exchanges begun from now on.
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   const c10::intrusive_ptr<c10d::Backend>& inner() const { return inner_; }
 
   // uint8, 1-D, contiguous. At most one parcel to and one from each rank in an exchange; both ends know its size, and
@@ -51,7 +54,7 @@ class Pairs {
   c10::intrusive_ptr<c10d::Backend> inner_;
   int next_tag();
 
-  std::chrono::milliseconds timeout_;
+  std::atomic<std::chrono::milliseconds> timeout_;
   int tag_;  // of the next exchange (gloo)
 };
 

@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import os
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from zipccl.options import COLLECTIVES, Options, from_pg_options
 NAME = "zipccl"
 _torch_split_source = getattr(c10d, "_get_split_source", None)
 _torch_set_timeout = getattr(c10d, "_set_pg_timeout", None)
+# DynamiQ's, one per group, made at its first use and kept for the group's life: its calls must stay in order.
+channels: weakref.WeakKeyDictionary[dist.ProcessGroup, _C.DynamiqChannel] = weakref.WeakKeyDictionary()
 _EXIT_PATIENCE_S = 5.0  # for calls in flight when a program ends without destroy_process_group()
 
 
@@ -60,6 +63,9 @@ def _set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup | None = 
         _torch_set_timeout(timeout, group)
     for backend in own:
         backend.set_timeout(timeout)
+    channel = channels.get(group or c10d._get_default_group())
+    if channel is not None:
+        channel.set_timeout(timeout)
 
 
 def _drain(pid: int) -> None:

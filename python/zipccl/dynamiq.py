@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from zipccl import _C
-from zipccl.backend import check_same, make_worker_gloo
+from zipccl.backend import channels, check_same, make_worker_gloo
 
 TOPOLOGIES = ("auto", "direct", "ring", "butterfly", "hierarchical")
 WIDTHS = ("fine", "paper")
@@ -388,13 +388,9 @@ def _timeout(group: dist.ProcessGroup) -> datetime.timedelta:
     return getattr(backend, "wrapped_pg", backend).options._timeout  # TORCH_DISTRIBUTED_DEBUG=DETAIL
 
 
-# One per group, made at its first use and kept for its life: its calls must stay in order.
-_channels: "weakref.WeakKeyDictionary[dist.ProcessGroup, _C.DynamiqChannel]" = weakref.WeakKeyDictionary()
-
-
 def _channel(group: dist.ProcessGroup) -> _C.DynamiqChannel:
     """Collective where it is the group's first."""
-    channel = _channels.get(group)
+    channel = channels.get(group)
     if channel is not None:
         return channel
     cpu = cuda = None
@@ -411,7 +407,7 @@ def _channel(group: dist.ProcessGroup) -> _C.DynamiqChannel:
     if cpu is None and cuda is None:
         raise ValueError(f"DynamiQ needs gloo or NCCL under a group, and {group.group_name!r} has neither")
     channel = _C.DynamiqChannel(group.rank(), group.size(), cpu, cuda)
-    _channels[group] = channel
+    channels[group] = channel
     return channel
 
 
