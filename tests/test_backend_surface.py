@@ -268,27 +268,40 @@ def test_zipped_all_gathers_go_as_sizes_and_frames(name):
     assert work.wait()
     calls = inner.take_calls()
     assert list(calls) == ["zip"]  # the caller's own backend stays free for the caller's other calls
-    heard, told, frames = calls["zip"]
-    assert (heard.name, told.name, frames.name) == ("recv", "send", "_allgather_base")
+    assert [c.name for c in calls["zip"]] == ["recv", "send"] * 2
+    heard, told, *frames = calls["zip"]
     assert heard.arguments == told.arguments == "1 4 "  # peer, tag: for messages of two words
     _, frame_bytes = told.tensors[0].view(torch.int64).tolist()
-    assert [(t.dtype, t.numel()) for t in frames.tensors] == [
-        (torch.uint8, 2 * frame_bytes),
-        (torch.uint8, frame_bytes),
-    ]
-    assert frames.arguments == "timeout=1234 async=0"
+    for message in frames:
+        (frame,) = message.tensors
+        assert (frame.dtype, frame.numel(), message.arguments) == (torch.uint8, frame_bytes, "1 0 ")
     outputs = values[2:] if name == "allgather" else list(values[1].chunk(2))  # the recorder echoes
     assert all(torch.equal(out, values[0]) for out in outputs)
 
 
+def test_data_is_asked_for_before_it_is_sent():
+    """Otherwise a rank's request would queue behind what it sends itself, and a connection carry one way at a time."""
+    inner = Inner(size=3, all_to_all="zip", all_to_all_design=1, min_bytes=0)
+    out, x = torch.empty(2, 3000, dtype=torch.bfloat16)
+    inner.backend.alltoall_base(out, x, [], [], torch.distributed.AllToAllOptions()).wait()
+    data = [c for c in inner.take_calls()["zip"] if c.arguments.split()[1:2] == ["0"]]
+    assert [(c.name, c.arguments) for c in data] == [
+        ("recv", "2 0 "),
+        ("recv", "1 0 "),
+        ("send", "1 0 "),
+        ("send", "2 0 "),
+    ]
+
+
 def test_several_tensors_go_in_one_call():
-    inner = Inner()
+    inner = Inner(size=3)
     ins = [torch.arange(n, dtype=torch.bfloat16) for n in (5, 300, 1)]
-    outs = [torch.empty(2 * t.numel(), dtype=torch.bfloat16) for t in ins]
+    outs = [torch.empty(3 * t.numel(), dtype=torch.bfloat16) for t in ins]
     native().all_gather_coalesced(inner.backend, outs, ins).wait()
-    assert [c.name for c in inner.take_calls()["zip"]] == ["recv", "send", "allgather_into_tensor_coalesced"]
+    names = [c.name for c in inner.take_calls()["zip"]]
+    assert names == ["recv", "recv", "send", "send", "allgather_into_tensor_coalesced"]
     for out, in_ in zip(outs, ins, strict=True):
-        assert torch.equal(out, in_.repeat(2))
+        assert torch.equal(out, in_.repeat(3))
 
 
 def test_inside_a_coalescing_window_all_is_raw():

@@ -406,14 +406,19 @@ class Peer:
     def bytes(self, data: torch.Tensor, expected: int) -> None:
         received, options = self.empty(expected), dist.AllToAllOptions()
         if self.device == "cpu":
-            self.inner.alltoall_base(received, data, [expected, 0], [data.numel(), 0], options).wait()
+            heard = self.inner.recv([received], 0, 0)
+            self.inner.send([data], 0, 0).wait()
+            heard.wait()
         else:
             self.inner.alltoall([received, self.empty(0)], [data, self.empty(0)], options).wait()
 
     def gathered(self, frame: torch.Tensor) -> None:
         largest = max(self.gathered_words(frame.numel()))
         padded = torch.nn.functional.pad(frame, (0, largest - frame.numel()))
-        self.inner._allgather_base(self.empty(2 * largest), padded).wait()
+        if self.device == "cpu":
+            self.bytes(padded, largest)
+        else:
+            self.inner._allgather_base(self.empty(2 * largest), padded).wait()
 
     def all_gather(self):
         self.gathered(self.frame(weights(1, COUNT)))

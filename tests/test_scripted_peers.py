@@ -32,16 +32,21 @@ def words(inner: Inner, *from_a_peer: int) -> None:
 
 
 def script(inner: Inner, frames: list[torch.Tensor], sizes: list[int] | None = None, rank: int = 0) -> None:
-    """What the peers of `rank` say in one zipped call, and what the all-gather of frames answers."""
+    """What the peers of `rank` say in one zipped call: sizes, then frames, of two ranks as messages, of more as an
+    all-gather."""
     for r, size in enumerate(sizes or [f.numel() for f in frames]):
         if r != rank:
             words(inner, size)
-    inner.zip.reply("_allgather_base", [pad(frames)])
+    gathered = pad(frames)
+    if len(frames) == 2:
+        inner.zip.reply("recv", [gathered.chunk(2)[1 - rank]])
+    else:
+        inner.zip.reply("_allgather_base", [gathered])
 
 
-def rests(calls: list) -> list:
-    """Data that is received from one rank alone."""
-    return [c for c in calls if c.name == "recv" and c.arguments.split()[1] == "0"]
+def data(calls: list, name: str) -> list:
+    """Messages of data, which are those of tag 0."""
+    return [c for c in calls if c.name == name and c.arguments.split()[1] == "0"]
 
 
 def gather(inner: Inner, rank: int = 0, world: int = 2, count: int = COUNT) -> torch.Tensor:
@@ -151,12 +156,12 @@ def test_sizes_that_cannot_be_do_not_drive_memory(size):
 
 @pytest.mark.parametrize("call", ["recv", "allgather_into_tensor_coalesced"], ids=["sizes", "frames"])
 def test_an_inner_error_keeps_its_text(call):
-    inner = Inner()
+    inner = Inner(size=3)
     inner.zip.fail_next(call, "Connection closed by peer [127.0.0.1]:123")
     ins = [shard(0), shard(1)]
-    outs = [torch.empty(2 * COUNT, dtype=torch.bfloat16) for _ in ins]
+    outs = [torch.empty(3 * COUNT, dtype=torch.bfloat16) for _ in ins]
     work = native().all_gather_coalesced(inner.backend, outs, ins)
-    with pytest.raises(RuntimeError, match=r"zipccl .*\(rank 0 of 2.*: Connection closed by peer \[127.0.0.1\]:123"):
+    with pytest.raises(RuntimeError, match=r"zipccl .*\(rank 0 of 3.*: Connection closed by peer \[127.0.0.1\]:123"):
         work.wait()
     assert work.is_completed() and not work.is_success()
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
@@ -167,7 +172,7 @@ def exchange(inner: Inner, frame: torch.Tensor, ahead: int | None = None) -> tor
     """Design 2 of rank 0 with a rank 1 whose `frame` arrives, of which so much ahead (all)."""
     ahead = frame.numel() if ahead is None else ahead
     words(inner, 2 * COUNT << 2 | 2, ahead, 0)  # raw bytes and design
-    inner.zip.reply("alltoall_base", [frame[:ahead]])
+    inner.zip.reply("recv", [frame[:ahead]])
     inner.zip.reply("recv", [frame[ahead:]])
     out, x = torch.empty(2 * COUNT, dtype=torch.bfloat16), shard(0, 2 * COUNT)
     inner.backend.alltoall_base(out, x, [], [], torch.distributed.AllToAllOptions()).wait()
@@ -185,7 +190,7 @@ def test_a_damaged_frame_in_design_2(how, cause):
     inner = Inner(all_to_all="zip", all_to_all_design=2, min_bytes=0, checksum=True)
     with pytest.raises(zipccl.FrameError, match=rf"all_to_all.*rank 0 of 2.*frame from rank 1: .*{cause}"):
         exchange(inner, damaged(how))
-    assert not rests(inner.take_calls()["zip"])
+    assert len(data(inner.take_calls()["zip"], "recv")) == 1
 
 
 @pytest.mark.parametrize("more", [16, -16, 8, 1 << 40, -(1 << 40)])
@@ -193,13 +198,13 @@ def test_a_damaged_size_in_design_2(more):
     inner = Inner(all_to_all="zip", all_to_all_design=2, min_bytes=0)
     with pytest.raises(zipccl.FrameError, match=r"frame from rank 1: .*header is corrupt"):
         exchange(inner, with_size(frame_of(shard(1)), more), 4096)
-    assert not rests(inner.take_calls()["zip"])
+    assert len(data(inner.take_calls()["zip"], "recv")) == 1
 
 
 def test_design_2_fetches_the_rest_of_a_sound_frame():
     inner = Inner(all_to_all="zip", all_to_all_design=2, min_bytes=0)
     assert same_bits(exchange(inner, frame_of(shard(1)), 4096), shard(1))
-    assert rests(inner.take_calls()["zip"])
+    assert len(data(inner.take_calls()["zip"], "recv")) == 2
 
 
 def test_nothing_but_the_frame_goes_ahead():
@@ -210,10 +215,10 @@ def test_nothing_but_the_frame_goes_ahead():
     for filling in (shard(1), zeros[:COUNT]):  # scratch is used again, with what was there
         theirs = frame_of(filling)
         words(inner, 2 * COUNT << 2 | 2, theirs.numel(), 0)
-        inner.zip.reply("alltoall_base", [theirs])
+        inner.zip.reply("recv", [theirs])
         out = torch.empty_like(zeros)
         inner.backend.alltoall_base(out, zeros, [], [], torch.distributed.AllToAllOptions()).wait()
-        sent = next(c for c in inner.take_calls()["zip"] if c.name == "alltoall_base").tensors[1]
+        sent = data(inner.take_calls()["zip"], "send")[0].tensors[0]
         assert same_bits(sent[: mine.numel()], mine) and not sent[mine.numel() :].any()
 
 
@@ -240,16 +245,16 @@ LOST = "an earlier call failed on this rank"
 @pytest.mark.parametrize("where", ["_allgather_base", "allreduce"], ids=["in the call", "agreeing"])
 def test_after_a_call_that_failed_between_its_messages_nothing_more_is_sent(where):
     """What is left of it on the way would be taken for messages of later calls."""
-    inner = Inner(all_gather="zip" if where != "allreduce" else "auto", min_bytes=0)
+    inner = Inner(size=3, all_gather="zip" if where != "allreduce" else "auto", min_bytes=0)
     inner.zip.fail_next(where, "gone")
     with pytest.raises(zipccl.Error, match="gone"):
         for _ in range(zipccl._C.trial_calls + 1):
-            gather(inner)
+            gather(inner, world=3)
     inner.take_calls()
     for _ in range(2):
-        with pytest.raises(zipccl.Error, match=rf"all_gather \(rank 0 of 2.*{LOST}.*make a new group"):
-            gather(inner)
-    with pytest.raises(zipccl.Error, match=rf"zipccl explain \(rank 0 of 2.*{LOST}"):
+        with pytest.raises(zipccl.Error, match=rf"all_gather \(rank 0 of 3.*{LOST}.*make a new group"):
+            gather(inner, world=3)
+    with pytest.raises(zipccl.Error, match=rf"zipccl explain \(rank 0 of 3.*{LOST}"):
         inner.backend.explain("all_gather", torch.device("cpu"), 1 << 20)
     assert not inner.take_calls()
 
@@ -264,7 +269,7 @@ def summed(inner: Inner, bad: int | None, tensors: int = 1, gather: bool = False
             frame[0] ^= 1
         words(inner, 2 * COUNT << 2 | 1, 0, of_sums)
         words(inner, frame.numel())
-        inner.zip.reply("alltoall_base", [frame])
+        inner.zip.reply("recv", [frame])
     if gather:
         script(inner, [frame_of(ones + ones)] * 2)
         inner.backend.allreduce([out := torch.ones(2 * COUNT, dtype=torch.bfloat16)]).wait()
@@ -302,7 +307,7 @@ def test_a_window_is_its_threads_own():
     thread = threading.Thread(target=gather, args=(inner,))
     thread.start()
     thread.join()
-    assert [c.name for c in inner.take_calls()["zip"]] == ["recv", "send", "_allgather_base"]
+    assert [c.name for c in inner.take_calls()["zip"]] == ["recv", "send"] * 2
     gather(inner)
     assert "zip" not in inner.take_calls()
     inner.backend._end_coalescing()
@@ -312,38 +317,38 @@ def test_a_window_is_its_threads_own():
 
 
 def test_wait_gives_up_after_its_timeout_and_may_be_called_again():
-    inner = Inner()
+    inner = Inner(size=3)
     inner.zip.hold(True)
-    out = torch.empty(2 * COUNT, dtype=torch.bfloat16)
+    out = torch.empty(3 * COUNT, dtype=torch.bfloat16)
     work = inner.backend._allgather_base(out, shard(0))
     with pytest.raises(RuntimeError, match="timed out after 50 ms"):
         work.wait(datetime.timedelta(milliseconds=50))
     assert not work.is_completed()
     inner.zip.hold(False)
     assert work.wait() and work.is_completed() and work.is_success()
-    assert same_bits(out, shard(0).repeat(2))
+    assert same_bits(out, shard(0).repeat(3))
 
 
 def test_a_new_timeout_counts_behind_a_call_that_has_a_longer_one():
     """wait() gives up; the calls themselves stay in their order, as the other ranks have them."""
-    inner = Inner()
+    inner = Inner(size=3)
     inner.zip.hold(True)
-    outs = [torch.empty(2 * COUNT, dtype=torch.bfloat16) for _ in range(3)]
+    outs = [torch.empty(3 * COUNT, dtype=torch.bfloat16) for _ in range(3)]
     works = [inner.backend._allgather_base(outs[0], shard(0))]
     inner.backend.set_timeout(datetime.timedelta(milliseconds=300))
     works += [inner.backend._allgather_base(out, shard(0)) for out in outs[1:]]
     for work in works[1:]:
-        with pytest.raises(zipccl.Error, match=r"all_gather \(rank 0 of 2.*timed out behind earlier calls .* 300 ms"):
+        with pytest.raises(zipccl.Error, match=r"all_gather \(rank 0 of 3.*timed out behind earlier calls .* 300 ms"):
             work.wait()
     inner.zip.hold(False)
     assert all(work.wait() for work in works)
-    assert all(same_bits(out, shard(0).repeat(2)) for out in outs)
+    assert all(same_bits(out, shard(0).repeat(3)) for out in outs)
 
 
 def test_calls_behind_a_silent_one_end_with_shutdown():
-    inner = Inner()
+    inner = Inner(size=3)
     inner.zip.hold(True)
-    outs = [torch.empty(2 * COUNT, dtype=torch.bfloat16) for _ in range(3)]
+    outs = [torch.empty(3 * COUNT, dtype=torch.bfloat16) for _ in range(3)]
     works = [inner.backend._allgather_base(out, shard(0)) for out in outs]
     stopper = threading.Thread(target=inner.backend.shutdown)
     stopper.start()
@@ -354,15 +359,15 @@ def test_calls_behind_a_silent_one_end_with_shutdown():
     stopper.join()
     assert works[0].wait()
     with pytest.raises(RuntimeError, match="shut down"):
-        gather(inner)
+        gather(inner, world=3)
 
 
 def test_dropping_the_last_reference_lets_python_run():
     """The destructor waits for the call in flight, which may need the GIL to complete."""
-    inner = Inner()
+    inner = Inner(size=3)
     inner.zip.hold(True)
     log = []
-    out = torch.empty(2 * COUNT, dtype=torch.bfloat16)
+    out = torch.empty(3 * COUNT, dtype=torch.bfloat16)
     inner.backend._allgather_base(out, shard(0)).get_future().then(lambda f: log.append("callback"))
 
     def release():
@@ -389,9 +394,9 @@ def test_a_finished_work_has_a_finished_future():
 
 def test_a_callback_may_wait_for_other_calls():
     """As PowerSGD's hook does: callbacks that make a call and wait for it, and that wait for a later call."""
-    inner = Inner()
+    inner = Inner(size=3)
     inner.zip.hold(True)
-    outs = [torch.empty(2 * COUNT, dtype=torch.bfloat16) for _ in range(4)]
+    outs = [torch.empty(3 * COUNT, dtype=torch.bfloat16) for _ in range(4)]
     later = []
 
     def call(out):
@@ -407,7 +412,7 @@ def test_a_callback_may_wait_for_other_calls():
     later.append(call(outs[1]))
     inner.zip.hold(False)
     assert chained.wait() == "done"
-    assert all(same_bits(out, shard(0).repeat(2)) for out in outs)
+    assert all(same_bits(out, shard(0).repeat(3)) for out in outs)
 
 
 # ---- decisions are the same on every rank ----------------------------------------------------------------------

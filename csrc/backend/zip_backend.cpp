@@ -49,7 +49,7 @@ bool lie_well(const OwnCall& call) {
 }  // namespace
 
 ZipBackend::CpuState::CpuState(BackendPtr backend)
-    : zip(std::move(backend)), engine(make_cpu_engine(scratch)), switcher(kPriorRatio) {}
+    : zip(std::move(backend)), engine(make_cpu_engine()), switcher(kPriorRatio) {}
 
 ZipBackend::ZipBackend(int rank, int size, BackendPtr cpu, BackendPtr cpu_zip, BackendPtr cuda, BackendOptions options)
     : Backend(rank, size),
@@ -193,7 +193,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
     naming(what, [&] {
       try {
         state->step.enter();
-        const Messages messages(carrier, state->timeout_of(call.patience), state->scratch);
+        const Messages messages(carrier, state->timeout_of(call.patience));
         Place place{*state->engine, messages, what};
         place.forecast = &state->forecasts[static_cast<int>(call.op)];
         place.call = CallId(call.op, before + state->step.calls());
@@ -233,8 +233,8 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
         // Found by this rank alone, when all messages of the call had been exchanged: the peers go on, so it must too.
         try {
           if (may_zip && is_timed(call.op, options))
-            agree({*state->engine, Messages(carrier, state->timeout_of(call.patience), state->scratch), what}, call.op,
-                  call.size, &state->switcher);
+            agree({*state->engine, Messages(carrier, state->timeout_of(call.patience)), what}, call.op, call.size,
+                  &state->switcher);
           state->step.leave();
         } catch (const std::exception&) {  // the frame is what this call failed of
         }
@@ -269,7 +269,7 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
       [state = state_, frame, options = options_, op, bytes, decision, what = describe("explain"),
        threads = at::get_num_threads()] {
         const ThreadLimit as_many(threads);
-        const Messages messages(state->zip, state->timeout_of({}), state->scratch);
+        const Messages messages(state->zip, state->timeout_of({}));
         const Place place{*state->engine, messages, what};
         *decision = naming(what, [&] {
           return state->step.keep(

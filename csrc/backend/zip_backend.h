@@ -138,7 +138,6 @@ class ZipBackend : public c10d::Backend {
   // What a job on the worker thread needs; it may outlive the backend (Worker::stop).
   struct CpuState {
     BackendPtr zip;
-    ScratchPool scratch;
     std::unique_ptr<Engine> engine;
     Switcher switcher;
     std::optional<Code> code;  // of bf16 frames, once it is chosen

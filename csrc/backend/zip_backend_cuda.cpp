@@ -31,7 +31,7 @@ class ZipBackend::HostOfCuda : public HostMessages {
     if (!b.worker_) b.worker_ = std::make_unique<Worker>();
     auto promise = std::make_shared<std::promise<void>>();
     auto run = [&exchange, state = b.state_, timeout = timeout_] {
-      state->step.keep([&] { exchange(Messages(state->zip, state->timeout_of({timeout}), state->scratch)); });
+      state->step.keep([&] { exchange(Messages(state->zip, state->timeout_of({timeout}))); });
     };
     auto done = [promise](std::exception_ptr error) { error ? promise->set_exception(error) : promise->set_value(); };
     if (!b.worker_->run_here(run, done)) b.worker_->submit(run, done);

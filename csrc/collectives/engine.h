@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "codec/codec.h"
-#include "transport/scratch.h"
 
 namespace zipccl {
 
@@ -79,7 +78,7 @@ class Engine {
   virtual Pending take_statuses() { return {}; }
 };
 
-std::unique_ptr<Engine> make_cpu_engine(ScratchPool pool = {});
+std::unique_ptr<Engine> make_cpu_engine();
 #ifdef ZIPCCL_WITH_CUDA
 std::unique_ptr<Engine> make_cuda_engine(at::Device device);
 #endif

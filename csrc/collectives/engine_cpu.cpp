@@ -48,8 +48,6 @@ void refuse(Status status, const at::Tensor& frame, DType dtype, int64_t count, 
 
 class CpuEngine : public Engine {
  public:
-  explicit CpuEngine(ScratchPool pool) : pool_(std::move(pool)) {}
-
   at::Tensor empty(int64_t n, at::ScalarType type) override { return pool_.empty(n, type); }
 
   void encode(const std::vector<at::Tensor>& src, const FrameOptions& options, const std::vector<at::Tensor>& frames,
@@ -113,6 +111,6 @@ at::ScalarType scalar_type(DType dtype) {
   throw Error("zipccl: unknown dtype in a frame");
 }
 
-std::unique_ptr<Engine> make_cpu_engine(ScratchPool pool) { return std::make_unique<CpuEngine>(std::move(pool)); }
+std::unique_ptr<Engine> make_cpu_engine() { return std::make_unique<CpuEngine>(); }
 
 }  // namespace zipccl

@@ -2,9 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-#include <numeric>
-
 namespace zipccl {
 
 namespace {
@@ -30,45 +27,39 @@ at::Tensor bytes(const at::Tensor& words) { return words.view(at::kByte); }
 
 void Messages::all_gather(at::Tensor out, at::Tensor in) const {
   at::NoGradGuard no_grad;
+  if (in.is_cpu() && world() == 2) {  // gloo's ring would send both ways over one connection: see all_to_all()
+    at::Tensor parts[] = {out.narrow(0, 0, in.numel()), out.narrow(0, in.numel(), in.numel())};
+    const int other = 1 - rank();
+    auto exchange = Pairs(inner_, timeout_).begin({{other, in}}, {{other, parts[other]}}, in.device());
+    parts[rank()].copy_(in);
+    return exchange.wait();
+  }
   finish(inner_->_allgather_base(out, in, blocking<c10d::AllgatherOptions>(timeout_)));
 }
 
 void Messages::all_gather(std::vector<at::Tensor> outs, std::vector<at::Tensor> ins) const {
-  if (outs.size() == 1) return all_gather(outs[0], ins[0]);
+  if (outs.size() == 1 || (ins[0].is_cpu() && world() == 2)) {
+    for (size_t i = 0; i < outs.size(); ++i) all_gather(outs[i], ins[i]);
+    return;
+  }
   at::NoGradGuard no_grad;
   finish(inner_->allgather_into_tensor_coalesced(outs, ins, blocking<c10d::AllgatherOptions>(timeout_)));
 }
 
+// gloo's own sends before it asks for what comes back. A rank that is late then finds its peer waiting, and its request
+// queues behind the megabytes that it sends at once: the connection carries one direction after the other.
 void Messages::all_to_all(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const {
+  if (sends[0].is_cpu()) return between_some(std::move(receives), std::move(sends));
   at::NoGradGuard no_grad;
-  const auto options = blocking<c10d::AllToAllOptions>(timeout_);
-  if (!sends[0].is_cpu()) {  // NCCL takes any addresses
-    finish(inner_->alltoall(receives, sends, options));
-    return;
-  }
-  // gloo wants one buffer each way.
-  std::vector<int64_t> send_bytes, receive_bytes;
-  for (const at::Tensor& t : sends) send_bytes.push_back(t.numel());
-  for (const at::Tensor& t : receives) receive_bytes.push_back(t.numel());
-  auto total = [](const std::vector<int64_t>& sizes) {
-    return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  };
-  at::Tensor sent = scratch_.empty(total(send_bytes), at::kByte);
-  at::Tensor received = scratch_.empty(total(receive_bytes), at::kByte);
-  at::cat_out(sent, sends);
-  finish(inner_->alltoall_base(received, sent, receive_bytes, send_bytes, options));
-  int64_t begin = 0;
-  for (at::Tensor& t : receives) {
-    t.copy_(received.narrow(0, begin, t.numel()));
-    begin += t.numel();
-  }
+  finish(inner_->alltoall(receives, sends, blocking<c10d::AllToAllOptions>(timeout_)));
 }
 
 void Messages::between_some(std::vector<at::Tensor> receives, std::vector<at::Tensor> sends) const {
   std::vector<Pairs::Parcel> to, from;
-  for (int r = 0; r < world(); ++r) {
-    to.push_back({r, sends[r]});
-    from.push_back({r, receives[r]});
+  for (int i = 1; i < world(); ++i) {  // each begins with another peer
+    const int next = (rank() + i) % world(), last = (rank() - i + world()) % world();
+    to.push_back({next, sends[next]});
+    from.push_back({last, receives[last]});
   }
   Pairs(inner_, timeout_).begin(to, from, sends[0].device()).wait();
 }

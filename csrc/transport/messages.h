@@ -13,15 +13,13 @@
 #include <vector>
 
 #include "transport/pairs.h"
-#include "transport/scratch.h"
 
 namespace zipccl {
 
 class Messages {
  public:
-  // `scratch`: for what gloo wants in one buffer.
-  Messages(c10::intrusive_ptr<c10d::Backend> inner, std::chrono::milliseconds timeout, ScratchPool scratch = {})
-      : inner_(std::move(inner)), timeout_(timeout), scratch_(std::move(scratch)) {}
+  Messages(c10::intrusive_ptr<c10d::Backend> inner, std::chrono::milliseconds timeout)
+      : inner_(std::move(inner)), timeout_(timeout) {}
 
   int rank() const { return inner_->getRank(); }
   int world() const { return inner_->getSize(); }
@@ -29,7 +27,7 @@ class Messages {
 
   // out[world * in.numel()] on every rank.
   void all_gather(at::Tensor out, at::Tensor in) const;
-  // As many all-gathers as tensors, in one inner call.
+  // As many all-gathers as tensors, on CUDA in one inner call.
   void all_gather(std::vector<at::Tensor> outs, std::vector<at::Tensor> ins) const;
 
   // sends[r] goes to rank r, receives[r] comes from it: uint8, contiguous, any sizes, the own ones empty. Every rank
@@ -57,7 +55,6 @@ class Messages {
  private:
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::chrono::milliseconds timeout_;  // per call; c10d::kUnsetTimeout: the inner backend's own
-  mutable ScratchPool scratch_;
 };
 
 }  // namespace zipccl

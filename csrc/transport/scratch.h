@@ -10,7 +10,7 @@ namespace zipccl {
 
 // Tensors come from blocks of earlier tensors where one fits (at least as large, at most twice as large). A block
 // returns when its tensor dies, also on another thread and after the pool. Blocks not in use never hold more bytes than
-// the tensors that were alive at the busiest moment. Copies share one pool.
+// the tensors that were alive at the busiest moment.
 class ScratchPool {
  public:
   ScratchPool();
