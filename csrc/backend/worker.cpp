@@ -114,7 +114,14 @@ Worker::Worker(double idle_s) : state_(std::make_shared<State>(idle_s)) {
   all.workers.push_back(state_);
 }
 
-Worker::~Worker() { stop(2.0); }
+Worker::~Worker() {
+  bool stopped;
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    stopped = state_->stop;
+  }
+  if (!stopped) stop(2.0);
+}
 
 void Worker::drain_all(double patience_s) {
   auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience_s);

@@ -18,7 +18,7 @@ class Worker {
 
   // Threads end when they have had nothing to do for `idle_s`, and are made again when there is.
   explicit Worker(double idle_s = 10);
-  // Ends the threads; see stop().
+  // Ends the threads, if stop() has not.
   ~Worker();
 
   // Calls `run` when all earlier jobs have run, then `done` with what it threw (null: nothing). `done` may take its

@@ -60,7 +60,9 @@ ZipBackend::ZipBackend(int rank, int size, BackendPtr cpu, BackendPtr cpu_zip, B
   init();
 }
 
-ZipBackend::~ZipBackend() { end_worker(); }
+ZipBackend::~ZipBackend() {
+  if (!stopped_) end_worker();  // who has waited once in vain does not wait again
+}
 
 // Calls in flight complete, as those of gloo do, unless a peer is silent.
 void ZipBackend::end_worker() {
