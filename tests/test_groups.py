@@ -496,6 +496,9 @@ def busy_behind_a_barrier(rank):
     assert gather.is_completed() and out.sum() == 3000
     future = dist.barrier(async_op=True).get_future()
     future.wait()
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"through {rank}", "")
+    store.wait(["through 0", "through 1"])  # who leaves first closes connections that the other may still need
     return future.done()
 
 

@@ -36,6 +36,12 @@ def three_all_gathers(group):
     return outs[0], torch.cat([weights(r, COUNT) for r in range(dist.get_world_size())])
 
 
+def int16_all_gather(group, count=COUNT):
+    out, rank = torch.empty(dist.get_world_size() * count, dtype=torch.int16), dist.get_rank()
+    dist.all_gather_into_tensor(out, torch.full((count,), rank, dtype=torch.int16), group=group)
+    return out, torch.arange(dist.get_world_size(), dtype=torch.int16).repeat_interleave(count)
+
+
 def uneven_all_gather(group):
     rank, counts = dist.get_rank(), [COUNT + r for r in range(dist.get_world_size())]
     outs = [torch.empty(n, dtype=BF16) for n in counts]
@@ -83,6 +89,8 @@ def new_groups(count: int, **options) -> list:
 AT_ONCE = [
     (lambda g: all_gather(g, count=COUNT - 1), all_gather, "tensors of other sizes", "tensors of other sizes"),
     (lambda g: all_gather(g, dtype=torch.half), all_gather, "BFloat16 values, not Half", "Half values, not BFloat16"),
+    (int16_all_gather, all_gather, "BFloat16 values, not Short", "Short values, not BFloat16"),  # carried as bytes
+    (lambda g: int16_all_gather(g, COUNT + 1), int16_all_gather, "tensors of other sizes", "tensors of other sizes"),
     (uneven_all_gather, all_gather, "tensors of other sizes", "tensors of other sizes"),
     (gather, all_gather, "all_gather, not gather", "gather, not all_gather"),
     (lambda g: gather(g, COUNT + 1), gather, "tensors of other sizes", "tensors of other sizes"),
@@ -110,7 +118,6 @@ def test_ranks_are_told_at_once():
 IN_TIME = [
     (three_all_gathers, all_gather),
     (all_gather, three_all_gathers),
-    (lambda g: all_gather(g, dtype=torch.int16), all_gather),  # carried as bytes
     (scatter, broadcast),
     (broadcast, scatter),
     (all_gather, all_to_all),

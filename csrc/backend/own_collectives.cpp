@@ -234,7 +234,7 @@ OwnCall ZipBackend::gather_call(c10d::OpType type, Tensors inputs, std::vector<T
                   gathered >= options_.threshold(options_.of(Op::all_gather));
   if (fits && inputs[0].is_cpu() && !(even && gloo_moves(inputs[0].scalar_type()))) {
     call.raw_here = [items](const Place& place) {
-      for (const GatherItem& item : items) all_gather_padded(place, item.input, item.outputs);
+      for (const GatherItem& item : items) all_gather_padded(place, item);
     };
   }
   call.zip = [items = std::move(items), frame = call.frame](const Place& place, Choice) {

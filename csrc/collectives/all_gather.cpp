@@ -43,6 +43,10 @@ at::Tensor joined(const at::Tensor& first, const at::Tensor& more, int world) {
   return at::cat({first.view({world, -1}), more.view({world, -1})}, 1).view({-1});
 }
 
+void append_counts(const GatherItem& item, std::vector<int64_t>* counts) {
+  for (const at::Tensor& out : item.outputs) counts->push_back(out.numel());
+}
+
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.const_data_ptr() == b.const_data_ptr() && a.is_contiguous() && b.is_contiguous();
 }
@@ -61,7 +65,7 @@ Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items,
   Tensors src, slots;
   std::vector<int64_t> counts;
   for (const GatherItem& item : items) {
-    for (const at::Tensor& out : item.outputs) counts.push_back(out.numel());
+    append_counts(item, &counts);
     src.push_back(plain(item.input));
     slots.push_back(engine.empty(static_cast<int64_t>(frame_bound(options, largest_count(item))), at::kByte));
   }
@@ -132,17 +136,24 @@ Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items,
   return traffic;
 }
 
-void all_gather_padded(const Place& place, const at::Tensor& input, const std::vector<at::Tensor>& outputs) {
+void all_gather_padded(const Place& place, const GatherItem& item) {
   at::NoGradGuard no_grad;
+  const at::Tensor& input = item.input;
+  DType dtype = DType::u8;
+  frame_dtype(input.scalar_type(), &dtype);
+  std::vector<int64_t> counts;
+  append_counts(item, &counts);
+  // No size is to be learnt, but whether this is everybody's call; of one word, as those of zipped calls are.
+  all_gather_words(place, place.engine.empty(1, at::kLong).zero_(), place.call.of(dtype, counts));
   int64_t largest = 0;
-  for (const at::Tensor& out : outputs) largest = std::max<int64_t>(largest, out.nbytes());
+  for (const at::Tensor& out : item.outputs) largest = std::max<int64_t>(largest, out.nbytes());
   if (largest == 0) return;
   at::Tensor send = place.engine.empty(largest, at::kByte);
   at::Tensor received = place.engine.empty(largest * place.world(), at::kByte);
   send.narrow(0, 0, input.nbytes()).copy_(as_bytes(plain(input)), /*non_blocking=*/true);
   place.messages.all_gather(received, send);
   for (int r = 0; r < place.world(); ++r) {
-    at::Tensor out = outputs[r];
+    at::Tensor out = item.outputs[r];
     at::Tensor dense = plain_target(out);
     as_bytes(dense).copy_(received.narrow(0, r * largest, out.nbytes()), /*non_blocking=*/true);
     if (!dense.is_same(out)) out.copy_(dense, /*non_blocking=*/true);

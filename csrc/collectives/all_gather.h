@@ -23,7 +23,7 @@ struct GatherItem {
 // input itself (in place). Throws FrameError for a bad frame (CPU), Error when ranks disagree.
 Traffic all_gather_zip(const Place& place, const std::vector<GatherItem>& items, const FrameOptions& options);
 
-// As bytes, for inner backends that want equal shards: outputs[r].numel() is rank r's count, any strides.
-void all_gather_padded(const Place& place, const at::Tensor& input, const std::vector<at::Tensor>& outputs);
+// As bytes, for inner backends that want equal shards or lack the dtype. CPU tensors.
+void all_gather_padded(const Place& place, const GatherItem& item);
 
 }  // namespace zipccl
