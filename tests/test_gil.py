@@ -15,13 +15,14 @@ from samples import weights
 
 RECORDING = {"TORCH_FR_BUFFER_SIZE": "2000"}
 COUNT = 100_000
+WORLD = 3  # two ranks exchange frames by sends, which are not recorded
 
 
 def begin(group, rank: int, calls: int = 8):
     """Calls on the worker, unfinished as a rule when this returns."""
     begun = []
     for call in range(calls):
-        out = torch.empty(2 * COUNT, dtype=torch.bfloat16)
+        out = torch.empty(WORLD * COUNT, dtype=torch.bfloat16)
         work = dist.all_gather_into_tensor(out, weights(10 * call + rank, COUNT), group=group, async_op=True)
         begun.append((work, out, call))
     return begun
@@ -30,7 +31,7 @@ def begin(group, rank: int, calls: int = 8):
 def check(begun) -> None:
     for work, out, call in begun:
         work.wait()
-        assert same_bits(out, torch.cat([weights(10 * call + r, COUNT) for r in range(2)]))
+        assert same_bits(out, torch.cat([weights(10 * call + r, COUNT) for r in range(WORLD)]))
 
 
 def wait_everywhere(rank):
@@ -78,5 +79,5 @@ def wait_everywhere(rank):
     not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"), reason="this torch has none for gloo"
 )
 def test_no_wait_holds_the_gil():
-    for by_others in ranks.run(wait_everywhere, 2, timeout=100, env=RECORDING):
+    for by_others in ranks.run(wait_everywhere, WORLD, timeout=100, env=RECORDING):
         assert by_others > 100  # or no worker has needed it
