@@ -62,10 +62,10 @@ class Shape:
         budget = math.floor(float(F(self.bits)) * self.count) // 8
         available = max(0, budget - self.stats_bytes) // (self.domains * self.parts) // 16 * 16
         scales = align16((11 if fine else 18) * self.slots)
-        low, high = (1, 12) if fine else (2, 8)
-        self.units = min(max(max(0, available - scales) // 32, low * self.slots), high * self.slots)
+        self.lowest = 1 if fine and F(self.bits) < 3 else 2
+        high = 12 if fine else 8
+        self.units = min(max(max(0, available - scales) // 32, self.lowest * self.slots), high * self.slots)
         self.part_bytes = 32 * self.units + scales if self.count else 0
-        self.lowest = 2 if not fine or self.units >= 3 * self.slots else 1
 
     def span(self, super_group):
         domain, j = divmod(super_group, self.J)

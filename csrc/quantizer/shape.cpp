@@ -36,13 +36,12 @@ Layout layout_of(const Shape& shape) {
   const uint64_t stats = stats_bytes(shape.widths, super_groups);
   const uint64_t available = budget > stats ? (budget - stats) / all_parts / kFrameAlign * kFrameAlign : 0;
   const uint64_t scales = align_up(scale_bytes(shape.widths) * l.slots);
-  const uint64_t lowest = shape.widths == Widths::fine ? 1 : 2;
+  l.lowest = shape.widths == Widths::fine && shape.bits < 3 ? 1 : 2;  // one bit cannot say zero
   l.units = available > scales ? (available - scales) / kUnitBytes : 0;
-  if (l.units < lowest * l.slots) l.units = lowest * l.slots;
+  if (l.units < l.lowest * l.slots) l.units = l.lowest * l.slots;
   const uint64_t widest = shape.widths == Widths::fine ? kMaxWidth : kMaxPaperWidth;
   if (l.units > widest * l.slots) l.units = widest * l.slots;
   l.part_bytes = l.units * kUnitBytes + scales;
-  l.lowest = shape.widths == Widths::paper || l.units >= 3 * l.slots ? 2 : 1;
 
   l.orders_at = align_up(sizeof(Rows) * shape.domains);
   l.means_at = l.orders_at + align_up(sizeof(uint32_t) * all_parts * l.slots);
