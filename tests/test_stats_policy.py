@@ -396,9 +396,23 @@ def test_raw_again_says_what_decide_would(data):
                 if of.timed:
                     s.record(op, nbytes, of, seconds, 1000 * (d.choice != "raw"), 710 * (d.choice != "raw"), shared)
             assert quick.wants_agreement(op, nbytes, shared) == full.wants_agreement(op, nbytes, shared)
+            if not shared:
+                assert quick.own_sizes(op) == full.own_sizes(op)
             agree([full], op, [nbytes], shared)
             agree([quick], op, [nbytes], shared)
         assert full.explain(op, 2, nbytes, RAW_OR_ZIP).reason == quick.explain(op, 2, nbytes, RAW_OR_ZIP).reason
+
+
+def test_small_calls_of_unshared_sizes_are_rarely_decided():
+    """Of those only agreements take the long way, also while sizes change and agreements come often."""
+    s, decided = switcher(bytes_per_s=100 * GB), 0
+    for call in range(3200):
+        nbytes = 64 << (call // 100 % 8)
+        if not s.raw_again("all_to_all", nbytes, ALL, False, 1 << 20):
+            decided += 1
+            s.decide("all_to_all", 2, nbytes, ALL, False, 1 << 20)
+        agree([s], "all_to_all", [nbytes], shared=False)
+    assert decided < 3200 / 12
 
 
 def test_a_settled_raw_is_rarely_decided():

@@ -473,6 +473,9 @@ WorkPtr ZipBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& i
 WorkPtr ZipBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (!tensors.empty() && tensors[0].layout() != at::kStrided)  // gloo adds sparse ones here
     return forward(tensors[0].device(), [&](c10d::Backend& b) { return b.allreduce(tensors, opts); });
+  if (tensors.size() == 1 && stays_raw(Op::all_reduce, tensors[0], tensors[0].nbytes()))
+    return pass_on(Op::all_reduce, tensors[0].nbytes() / size_ * (size_ - 1) * 2, tensors[0].device(),
+                   [&](c10d::Backend& b) { return b.allreduce(tensors, opts); });
   PairOptions pair;
   ReduceOptions reduce;
   OwnCall call = reduce_call(

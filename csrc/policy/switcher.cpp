@@ -186,7 +186,7 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
   flow.settled.reset();
   const uint64_t number = flow.calls++;
   ++flow.since;
-  if (!size.shared && flow.since > flow.interval - kAgreeEvery) flow.log.push_back({static_cast<double>(size.bytes)});
+  log_size(&flow, size);
   Decision d{first, ""};
   d.number = number;
   if (mix.empty()) {
@@ -249,14 +249,22 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
   return d;
 }
 
+// The last kAgreeEvery calls before an agreement. What was counted is flow->since, this call included.
+void Switcher::log_size(Flow* flow, CallSize size) {
+  if (!size.shared && flow->since > flow->interval - kAgreeEvery)
+    flow->log.push_back({static_cast<double>(size.bytes)});
+}
+
 bool Switcher::raw_again(Op op, CallSize size, const Choices& allowed, uint64_t least) {
   auto it = flows_.find(flow_key(op, size));
   if (it == flows_.end()) return false;
   Flow& flow = it->second;
   if (flow.trial_left > 0 || flow.due || !(flow.settled == settled(size, allowed, least))) return false;
-  if (flow.since >= flow.interval - (size.shared ? kTimed : kAgreeEvery)) return false;  // timed, or its size logged
+  if (flow.since + 1 >= flow.interval) return false;
+  if (flow.since >= flow.interval - kTimed && !all_below(mix_of(&flow, size), flow.least)) return false;  // timed
   ++flow.calls;
   ++flow.since;
+  log_size(&flow, size);
   return true;
 }
 

@@ -157,6 +157,7 @@ class Switcher {
   static constexpr int kAnyClass = -1;
   static int size_class(uint64_t bytes);
   static Key flow_key(Op op, CallSize size);
+  static void log_size(Flow* flow, CallSize size);
   static bool all_below(const Mix& mix, uint64_t least);
   const Flow* find_flow(Op op, CallSize size) const;
   const Timing* find_timing(Op op, bool shared, int size_class) const;
