@@ -1,7 +1,7 @@
 """Loss curves: a small GPT learns Python's standard library from 8 workers whose gradients are summed in many ways.
 
     python benchmarks/dynamiq_training.py --json out.json               on the CPU, small
-    python benchmarks/dynamiq_training.py --device cuda --width 256     on a GPU
+    python benchmarks/dynamiq_training.py --device cuda --jobs 8        on a GPU
 
 The workers are simulated in one process (simulate.py): each computes the gradient of its own rows, and their average
 is what the ranks of a group would have got. So only the arithmetic of the methods differs, not the machine; what they
@@ -14,10 +14,13 @@ time for gradients, `wire_bits` what a rank receives per step: together they tel
 from __future__ import annotations
 
 import argparse
+import itertools
+import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import harness
@@ -120,7 +123,10 @@ def finish(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def train(args: argparse.Namespace, name: str, seed: int, text: torch.Tensor, held_out: torch.Tensor) -> dict:
+def train(args: argparse.Namespace, name: str, seed: int) -> dict:
+    torch.set_num_threads(1)
+    whole = corpus.load()
+    text, held_out = whole.tensor_split((len(whole) * 9 // 10,))
     device = torch.device(args.device)
     torch.manual_seed(seed)
     model = GPT(args.width, args.layers, args.heads, args.context).to(device)
@@ -198,11 +204,9 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process")
     parser.add_argument("--json", type=Path, metavar="FILE", help="rewritten after every run")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    whole = corpus.load()
-    cut = len(whole) * 9 // 10
     known = reducers(1, [torch.Size([2, 2])], torch.device("cpu"))
     for name in args.methods or []:
         if name not in known:
@@ -210,9 +214,10 @@ def main() -> int:
     table = harness.Table(COLUMNS)
     shape = {k: getattr(args, k) for k in ("workers", "steps", "rows", "context", "width", "layers", "heads")}
     facts = machine.describe(args.device) | {"what": "dynamiq_training", "learning_rate": args.learning_rate} | shape
-    for seed in args.seeds:
-        for name in args.methods or known:
-            table.add(train(args, name, seed, whole[:cut], whole[cut:]))
+    names, seeds = zip(*itertools.product(args.methods or known, args.seeds), strict=True)
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+        for run in pool.map(train, itertools.repeat(args), names, seeds):
+            table.add(run)
             harness.write_json(args.json, facts | {"runs": table.rows})
     return 0
 
