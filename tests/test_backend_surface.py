@@ -270,8 +270,9 @@ def test_zipped_all_gathers_go_as_sizes_and_frames(name):
     assert list(calls) == ["zip"]  # the caller's own backend stays free for the caller's other calls
     assert [c.name for c in calls["zip"]] == ["recv", "send"] * 2
     heard, told, *frames = calls["zip"]
-    assert heard.arguments == told.arguments == "1 4 "  # peer, tag: for messages of two words
-    _, frame_bytes = told.tensors[0].view(torch.int64).tolist()
+    assert heard.arguments == told.arguments == "1 8 "  # peer, tag: for messages of four words
+    _, frame_bytes, *unused = told.tensors[0].view(torch.int64).tolist()
+    assert unused == [0, 0]
     for message in frames:
         (frame,) = message.tensors
         assert (frame.dtype, frame.numel(), message.arguments) == (torch.uint8, frame_bytes, "1 0 ")

@@ -375,33 +375,39 @@ class Peer:
     def tensor(self, *words: int) -> torch.Tensor:
         return torch.tensor(words, device=self.device)
 
-    def words(self, *to_rank_0: int, with_call: bool = False) -> list[int]:
-        """Both ranks' words, rank 0's first. with_call: in front stands which call it is, as rank 0 says."""
+    def words(self, *to_rank_0: int) -> list[int]:
+        """Both ranks' words, rank 0's first."""
         if self.device != "cpu":
             told = self.tensor(*to_rank_0, *[0] * len(to_rank_0))
             self.inner.alltoall_base(heard := torch.empty_like(told), told, [], [], dist.AllToAllOptions()).wait()
             return [*heard[: len(to_rank_0)].tolist(), *to_rank_0]
-        count = len(to_rank_0) + with_call
+        count = len(to_rank_0)
         self.inner.recv([heard := self.empty(count, torch.int64)], 0, 2 * count).wait()
-        self.inner.send([torch.cat([heard[:with_call], self.tensor(*to_rank_0)])], 0, 2 * count).wait()
-        return [*heard[with_call:].tolist(), *to_rank_0]
+        self.inner.send([self.tensor(*to_rank_0)], 0, 2 * count).wait()
+        return [*heard.tolist(), *to_rank_0]
+
+    def opening(self, *to_rank_0: int) -> list[int]:
+        """The same of the words that open a call: which one it is, as rank 0 says, and three more."""
+        self.inner.recv([heard := self.empty(4, torch.int64)], 0, 8).wait()
+        told = [heard[0].item(), *to_rank_0, 0, 0][:4]
+        self.inner.send([self.tensor(*told)], 0, 8).wait()
+        return [*heard[1 : 1 + len(to_rank_0)].tolist(), *to_rank_0]
 
     def gathered_words(self, own: int) -> list[int]:
         if self.device == "cpu":
-            return self.words(own, with_call=True)
+            return self.opening(own)
         self.inner._allgather_base(all_ := self.empty(2, torch.int64), self.tensor(own)).wait()
         return all_.tolist()
 
-    def root_words(self, op: int, *words: int) -> None:
+    def root_words(self, *words: int) -> None:
         if self.device == "cpu":
-            told = self.tensor(self.number << 42 | op << 38, *words)
-            self.inner.send([told], 0, 2 * told.numel() + 1).wait()
+            self.opening(*words)
         else:
             self.inner.broadcast(self.tensor(*words), 1).wait()
 
     def announce(self, mine: torch.Tensor, design: int, ahead: int, use: int) -> None:
         if self.device == "cpu":
-            self.words(mine.nbytes << 2 | design, ahead, use, with_call=True)
+            self.opening(mine.nbytes << 2 | design, ahead, use)
 
     def bytes(self, data: torch.Tensor, expected: int) -> None:
         received, options = self.empty(expected), dist.AllToAllOptions()
@@ -452,12 +458,12 @@ class Peer:
 
     def broadcast(self):
         frame = self.frame(weights(1, COUNT))
-        self.root_words(4, frame.numel())
+        self.root_words(frame.numel())
         self.inner.broadcast(frame, 1).wait()
 
     def scatter(self):
         frame = self.frame(weights(0, COUNT))
-        self.root_words(5, frame.numel(), frame.numel())
+        self.root_words(frame.numel(), frame.numel())
         self.inner.scatter(torch.empty_like(frame), [frame, frame], 1).wait()
 
     def gather(self):

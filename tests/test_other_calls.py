@@ -30,16 +30,28 @@ def all_gather(group, seed=0, count=COUNT, dtype=BF16):
     return out, torch.cat([weights(seed + r, count, dtype) for r in range(world)])
 
 
+def all_gathers(group, tensors):
+    outs = [torch.empty(dist.get_world_size() * COUNT, dtype=BF16) for _ in range(tensors)]
+    group.allgather_into_tensor_coalesced(outs, [weights(dist.get_rank() + i, COUNT) for i in range(tensors)]).wait()
+    return torch.cat(outs), torch.cat(
+        [weights(r + i, COUNT) for i in range(tensors) for r in range(dist.get_world_size())]
+    )
+
+
 def three_all_gathers(group):
-    outs = [torch.empty(dist.get_world_size() * COUNT, dtype=BF16) for _ in range(3)]
-    group.allgather_into_tensor_coalesced(outs, [weights(dist.get_rank(), COUNT)] * 3).wait()
-    return outs[0], torch.cat([weights(r, COUNT) for r in range(dist.get_world_size())])
+    return all_gathers(group, 3)
 
 
-def int16_all_gather(group, count=COUNT):
-    out, rank = torch.empty(dist.get_world_size() * count, dtype=torch.int16), dist.get_rank()
-    dist.all_gather_into_tensor(out, torch.full((count,), rank, dtype=torch.int16), group=group)
-    return out, torch.arange(dist.get_world_size(), dtype=torch.int16).repeat_interleave(count)
+def integer_all_gather(group, count=COUNT, dtype=torch.int16):
+    out, rank = torch.empty(dist.get_world_size() * count, dtype=dtype), dist.get_rank()
+    dist.all_gather_into_tensor(out, torch.full((count,), rank, dtype=dtype), group=group)
+    return out, torch.arange(dist.get_world_size(), dtype=dtype).repeat_interleave(count)
+
+
+def three_integer_all_gathers(group):
+    outs = [torch.empty(dist.get_world_size() * COUNT, dtype=torch.int16) for _ in range(3)]
+    group.allgather_into_tensor_coalesced(outs, [torch.zeros(COUNT, dtype=torch.int16)] * 3).wait()
+    return outs[0], torch.zeros_like(outs[0])
 
 
 def uneven_all_gather(group):
@@ -68,16 +80,22 @@ def gather(group, count=COUNT):
     )
 
 
-def broadcast(group):
-    t = weights(dist.get_rank(), COUNT)
+def broadcast(group, count=COUNT, dtype=BF16, root=0):
+    t = weights(dist.get_rank(), count, dtype)
+    dist.broadcast(t, root, group=group)
+    return t, weights(root, count, dtype)
+
+
+def integer_broadcast(group):
+    t = torch.full((COUNT,), dist.get_rank(), dtype=torch.int16)
     dist.broadcast(t, 0, group=group)
-    return t, weights(0, COUNT)
+    return t, torch.zeros_like(t)
 
 
-def scatter(group):
-    out, world = torch.empty(COUNT, dtype=BF16), dist.get_world_size()
-    dist.scatter(out, [weights(r, COUNT) for r in range(world)] if dist.get_rank() == 0 else None, group=group)
-    return out, weights(dist.get_rank(), COUNT)
+def scatter(group, count=COUNT):
+    out, world = torch.empty(count, dtype=BF16), dist.get_world_size()
+    dist.scatter(out, [weights(r, count) for r in range(world)] if dist.get_rank() == 0 else None, group=group)
+    return out, weights(dist.get_rank(), count)
 
 
 def new_groups(count: int, **options) -> list:
@@ -85,42 +103,74 @@ def new_groups(count: int, **options) -> list:
     return [dist.new_group(timeout=timeout, pg_options=zipccl.Options(**ZIP | options)) for _ in range(count)]
 
 
+SIZES = "tensors of other sizes"
+ROOTED = "tensors of another size, or another root"
 # The call of rank 1, the others', and what rank 1 and the others are told.
 AT_ONCE = [
-    (lambda g: all_gather(g, count=COUNT - 1), all_gather, "tensors of other sizes", "tensors of other sizes"),
+    (lambda g: all_gather(g, count=COUNT - 1), all_gather, SIZES, SIZES),
     (lambda g: all_gather(g, dtype=torch.half), all_gather, "BFloat16 values, not Half", "Half values, not BFloat16"),
-    (int16_all_gather, all_gather, "BFloat16 values, not Short", "Short values, not BFloat16"),  # carried as bytes
-    (lambda g: int16_all_gather(g, COUNT + 1), int16_all_gather, "tensors of other sizes", "tensors of other sizes"),
-    (uneven_all_gather, all_gather, "tensors of other sizes", "tensors of other sizes"),
+    (integer_all_gather, all_gather, "BFloat16 values, not Short", "Short values, not BFloat16"),  # carried as bytes
+    (lambda g: integer_all_gather(g, COUNT + 1), integer_all_gather, SIZES, SIZES),
+    (three_integer_all_gathers, three_all_gathers, "BFloat16 values, not Short", "Short values, not BFloat16"),
+    (three_all_gathers, all_gather, SIZES, SIZES),
+    (all_gather, three_all_gathers, SIZES, SIZES),
+    (lambda g: all_gathers(g, 4), lambda g: all_gathers(g, 5), SIZES, SIZES),
+    (uneven_all_gather, all_gather, SIZES, SIZES),
+    (all_gather, all_to_all, "all_to_all, not all_gather", "all_gather, not all_to_all"),
     (gather, all_gather, "all_gather, not gather", "gather, not all_gather"),
-    (lambda g: gather(g, COUNT + 1), gather, "tensors of other sizes", "tensors of other sizes"),
+    (lambda g: gather(g, COUNT + 1), gather, ROOTED, ROOTED),
     (lambda g: all_to_all(g, torch.half), all_to_all, "BFloat16 values, not Half", "Half values, not BFloat16"),
+    (lambda g: broadcast(g, COUNT - 1), broadcast, ROOTED, ROOTED),
+    (lambda g: broadcast(g, root=1), broadcast, ROOTED, ROOTED),
+    (lambda g: broadcast(g, dtype=torch.half), broadcast, "BFloat16 values, not Half", "Half values, not BFloat16"),
+    (integer_broadcast, broadcast, "BFloat16 values, not Short", "Short values, not BFloat16"),
+    (lambda g: scatter(g, COUNT + 1), scatter, ROOTED, ROOTED),
+    (scatter, broadcast, "broadcast, not scatter", "scatter, not broadcast"),
+    (broadcast, scatter, "scatter, not broadcast", "broadcast, not scatter"),
 ]
+
+
+def told(rank, group, mine, others, told_me, told_others):
+    began = time.monotonic()
+    said = rf"zipccl \w+ \(rank {rank} of 3, .*: rank {0 if rank == 1 else 1} calls with "
+    with pytest.raises(zipccl.Error, match=said + (told_me if rank == 1 else told_others)):
+        (mine if rank == 1 else others)(group)
+    assert time.monotonic() - began < TIMEOUT
+    for _ in range(2):  # all have found it at the same point, so the group goes on
+        found, truth = others(group)
+        assert same_bits(found, truth)
 
 
 def told_at_once(rank):
     ranks.init("zipccl")
-    for group, (mine, others, told_me, told_others) in zip(new_groups(len(AT_ONCE)), AT_ONCE, strict=True):
-        began = time.monotonic()
-        said = rf"zipccl \w+ \(rank {rank} of 3, .*: rank {0 if rank == 1 else 1} calls with "
-        with pytest.raises(zipccl.Error, match=said + (told_me if rank == 1 else told_others)):
-            (mine if rank == 1 else others)(group)
-        assert time.monotonic() - began < TIMEOUT
-        for _ in range(2):  # all have found it at the same point, so the group goes on
-            found, truth = others(group)
-            assert same_bits(found, truth)
+    for group, case in zip(new_groups(len(AT_ONCE)), AT_ONCE, strict=True):
+        told(rank, group, *case)
 
 
 def test_ranks_are_told_at_once():
     ranks.run(told_at_once, 3)
 
 
+def told_of_first_calls(rank):
+    """By `auto`, raw or not: calls are compared where one like them was not made before."""
+    ranks.init("zipccl")
+    (group,) = new_groups(1, **dict.fromkeys(zipccl.options.COLLECTIVES, "auto"))
+    before: list = []
+    for mine, others, told_me, told_others in AT_ONCE:
+        if not {mine, others} & set(before):
+            told(rank, group, mine, others, told_me, told_others)
+        before += [mine, others]
+
+
+def test_ranks_are_told_of_first_calls():
+    ranks.run(told_of_first_calls, 3)
+
+
 IN_TIME = [
-    (three_all_gathers, all_gather),
-    (all_gather, three_all_gathers),
-    (scatter, broadcast),
-    (broadcast, scatter),
-    (all_gather, all_to_all),
+    (lambda g: integer_all_gather(g, dtype=torch.uint8), all_gather),
+    (all_gather, lambda g: integer_all_gather(g, dtype=torch.uint8)),
+    (lambda g: (dist.barrier(g), torch.empty(0), torch.empty(0))[1:], broadcast),
+    (lambda g: broadcast(g, 0), broadcast),
 ]
 
 
@@ -145,9 +195,17 @@ def told_in_time(rank):
     return texts
 
 
-def test_messages_of_other_lengths_do_not_meet():
-    """gloo ends a process that gets more than it expects."""
-    assert all(map(any, zip(*ranks.run(told_in_time, 2), strict=True)))
+def test_calls_that_are_raw_on_some_ranks():
+    """Nothing meets, and where a call is compressed it is known who did not come."""
+    results = ranks.run(told_in_time, 2)
+    for i, (mine, others) in enumerate(IN_TIME):
+        for rank, call in enumerate((others, mine)):
+            if call in (all_gather, broadcast):
+                name = rf"zipccl {call.__name__} \(rank {rank} of 2, group [^)]*, {2 * COUNT} bytes\): "
+                silent = rf"nothing came from rank {1 - rank}: .*\(call number 1 of the group\)"
+                assert re.match(name + silent, results[rank][i]), results[rank][i]
+            else:
+                assert results[rank][i]
 
 
 def lists_on_one_rank(rank, turns):
@@ -182,6 +240,53 @@ def test_no_rank_is_a_call_behind():
     assert results[1][0] is None
     assert all(all(texts[rank == 1 :]) for rank, texts in enumerate(results))
     assert "number 1 of the group's calls, not 2" in results[1][1]
+
+
+SMALL = 40  # values: by `auto` such calls are raw, since nothing is gained by less
+
+
+def a_call_ahead(rank, small_calls):
+    """Where calls are raw, rank 1 alone passes nothing in the first of three, so that its next call is one ahead."""
+    ranks.init("zipccl")
+    (group,) = new_groups(1, all_gather="auto", min_bytes=64)
+    for turn in range(12):
+        assert outcome(lambda g: all_gather(g, turn, SMALL), group) is None  # noqa: B023
+    for _ in range(small_calls):
+        all_gather(group, count=4)
+    texts = []
+    for turn in range(3):
+        count = 0 if rank == 1 and turn == 0 else SMALL
+        texts.append(outcome(lambda g: all_gather(g, 100 + turn, count), group))  # noqa: B023
+    return texts
+
+
+@pytest.mark.parametrize("small_calls", [0, 1, 4, 5])
+def test_no_rank_is_a_call_ahead(small_calls):
+    """gloo tells calls apart by their number, and those below min_bytes go another way."""
+    results = ranks.run(a_call_ahead, 2, small_calls)
+    assert results[1][0] is None
+    assert all(all(texts[rank == 1 :]) for rank, texts in enumerate(results))
+
+
+def other_sizes(rank):
+    """Rank 1 expects one value more than the root sends, which a raw broadcast does not notice."""
+    ranks.init("zipccl")
+    (group,) = new_groups(1, broadcast="auto")
+    for _ in range(12):
+        for count in (SMALL, SMALL + 1):
+            broadcast(group, count)
+    dist.broadcast(torch.empty(SMALL + (rank == 1), dtype=BF16), 0, group=group)
+    for turn in range(64):
+        if text := outcome(lambda g: broadcast(g, SMALL), group):
+            return turn, text
+    return None
+
+
+def test_raw_calls_are_compared_when_ranks_agree():
+    results = ranks.run(other_sizes, 2)
+    assert results[0][0] == results[1][0]
+    for rank, (_, text) in enumerate(results):
+        assert f"rank {1 - rank} has made other calls than this rank before" in text
 
 
 def refused_on_one_rank(rank):

@@ -27,8 +27,13 @@ def pad(frames: list[torch.Tensor]) -> torch.Tensor:
 
 
 def words(inner: Inner, *from_a_peer: int) -> None:
-    """What the next peer says, of the same call."""
+    """What the next peer says."""
     inner.zip.reply("recv", [torch.tensor(from_a_peer)])
+
+
+def opening(inner: Inner, *from_a_peer: int) -> None:
+    """The same of the words that open a call: that it is the same one, and three more."""
+    words(inner, *from_a_peer, *[0] * (3 - len(from_a_peer)))
 
 
 def script(inner: Inner, frames: list[torch.Tensor], sizes: list[int] | None = None, rank: int = 0) -> None:
@@ -36,7 +41,7 @@ def script(inner: Inner, frames: list[torch.Tensor], sizes: list[int] | None = N
     all-gather."""
     for r, size in enumerate(sizes or [f.numel() for f in frames]):
         if r != rank:
-            words(inner, size)
+            opening(inner, size)
     gathered = pad(frames)
     if len(frames) == 2:
         inner.zip.reply("recv", [gathered.chunk(2)[1 - rank]])
@@ -171,7 +176,7 @@ def test_an_inner_error_keeps_its_text(call):
 def exchange(inner: Inner, frame: torch.Tensor, ahead: int | None = None) -> torch.Tensor:
     """Design 2 of rank 0 with a rank 1 whose `frame` arrives, of which so much ahead (all)."""
     ahead = frame.numel() if ahead is None else ahead
-    words(inner, 2 * COUNT << 2 | 2, ahead, 0)  # raw bytes and design
+    opening(inner, 2 * COUNT << 2 | 2, ahead, 0)  # raw bytes and design
     inner.zip.reply("recv", [frame[:ahead]])
     inner.zip.reply("recv", [frame[ahead:]])
     out, x = torch.empty(2 * COUNT, dtype=torch.bfloat16), shard(0, 2 * COUNT)
@@ -214,7 +219,7 @@ def test_nothing_but_the_frame_goes_ahead():
     mine = frame_of(zeros[:COUNT])
     for filling in (shard(1), zeros[:COUNT]):  # scratch is used again, with what was there
         theirs = frame_of(filling)
-        words(inner, 2 * COUNT << 2 | 2, theirs.numel(), 0)
+        opening(inner, 2 * COUNT << 2 | 2, theirs.numel(), 0)
         inner.zip.reply("recv", [theirs])
         out = torch.empty_like(zeros)
         inner.backend.alltoall_base(out, zeros, [], [], torch.distributed.AllToAllOptions()).wait()
@@ -267,7 +272,7 @@ def summed(inner: Inner, bad: int | None, tensors: int = 1, gather: bool = False
         frame = frame_of(ones)
         if bad == part:
             frame[0] ^= 1
-        words(inner, 2 * COUNT << 2 | 1, 0, of_sums)
+        opening(inner, 2 * COUNT << 2 | 1, 0, of_sums)
         words(inner, frame.numel())
         inner.zip.reply("recv", [frame])
     if gather:
@@ -489,6 +494,7 @@ def test_what_is_learnt_from_uneven_shards_is_the_same_on_every_rank():
         inner = Inner(rank=rank, all_gather="auto", min_bytes=0)
         measured(inner, 1e-9, 1e-3)
         inner.backend.explain("all_gather", torch.device("cpu"), 1 << 20)  # measures
+        opening(inner)  # of the comparison before the first decision for calls of this size
         script(inner, [frame_of(shard(r, n)) for r, n in enumerate(counts)], rank=rank)
         outs = uneven(inner, counts, rank)
         assert all(same_bits(out, shard(r, counts[r])) for r, out in enumerate(outs))

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <unordered_set>
 
 #include "collectives/error.h"
 
@@ -27,6 +28,15 @@ class Lockstep {
 
   // Entered so far.
   uint64_t calls() const { return calls_; }
+
+  // Calls that may travel raw are compared between ranks where one of their kind is made for the first time: whether
+  // that is so. Kinds are all that ranks pass alike. After so many of them no new ones are compared.
+  bool is_new(int64_t kind) const { return compared_.size() < 1024 && compared_.count(kind) == 0; }
+  void compared(int64_t kind) { compared_.insert(kind); }
+
+  // Other raw calls make up a history, to be compared now and then.
+  void made_raw(int64_t call) { history_ = (history_ ^ static_cast<uint64_t>(call)) * 0x9e3779b97f4a7c15 + 1; }
+  uint64_t history() const { return history_; }
 
   bool lost() const { return lost_; }
   void check() const {
@@ -58,6 +68,8 @@ class Lockstep {
  private:
   bool lost_ = false;
   uint64_t calls_ = 0;
+  std::unordered_set<int64_t> compared_;
+  uint64_t history_ = 0;
 };
 
 }  // namespace zipccl

@@ -510,8 +510,10 @@ WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
   call.received = rank_ == root ? 0 : call.size.bytes;
   call.zippable = fits && frame_for(tensors[0], &call.frame) && call.size.bytes > 0 &&
                   call.size.bytes >= options_.threshold(options_.of(Op::broadcast));
-  if ((fits && odd(tensors, {})) || (may_zip(call) && tensors[0].is_cpu() && !contiguous(tensors))) {
-    call.raw_here = [tensors, opts, reads = rank_ == root](const Place& place) {
+  const bool bytes = fits && odd(tensors, {});
+  if (bytes || (may_zip(call) && tensors[0].is_cpu() && !contiguous(tensors))) {
+    call.raw_here = [tensors, opts, root, bytes, reads = rank_ == root](const Place& place) {
+      if (bytes) check_rooted(place, tensors[0], root);
       auto send = [&](Tensors& in, Tensors& out) { return place.messages.inner().broadcast(reads ? in : out, opts); };
       reads ? densely(tensors, {}, send) : densely({}, tensors, send);
     };
@@ -536,9 +538,10 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
            alike(inputs[0], outputs[0]) && same_shapes(inputs[0], outputs[0]);
   call.zippable = fits && frame_for(outputs[0], &call.frame) && call.size.bytes > 0 &&
                   call.size.bytes >= options_.threshold(options_.of(Op::scatter));
-  if ((fits && odd(outputs, parts)) ||
-      (may_zip(call) && outputs[0].is_cpu() && !(contiguous(outputs) && contiguous(parts)))) {
-    call.raw_here = [outputs, inputs, parts, opts](const Place& place) {
+  const bool bytes = fits && odd(outputs, parts);
+  if (bytes || (may_zip(call) && outputs[0].is_cpu() && !(contiguous(outputs) && contiguous(parts)))) {
+    call.raw_here = [outputs, inputs, parts, opts, root, bytes](const Place& place) {
+      if (bytes) check_rooted(place, outputs[0], root);
       densely(parts, outputs, [&](Tensors& in, Tensors& out) {
         std::vector<Tensors> lists(inputs.size(), in);
         return place.messages.inner().scatter(out, lists, opts);
@@ -567,7 +570,8 @@ WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const
   call.zippable = fits && frame_for(inputs[0], &call.frame) && call.size.bytes > 0 &&
                   call.size.bytes >= options_.threshold(options_.of(Op::gather));
   if (fits && odd(inputs, parts)) {
-    call.raw_here = [outputs, inputs, parts, opts](const Place& place) {
+    call.raw_here = [outputs, inputs, parts, opts, root](const Place& place) {
+      check_rooted(place, inputs[0], root);
       densely(inputs, parts, [&](Tensors& in, Tensors& out) {
         std::vector<Tensors> lists(outputs.size(), out);
         return place.messages.inner().gather(lists, in, opts);

@@ -8,12 +8,14 @@
 
 #include <cstdio>
 #include <future>
+#include <utility>
 
 #include "backend/perform.h"
 #include "backend/work.h"
 #include "collectives/error.h"
 #include "collectives/place.h"
 #include "collectives/torch_threads.h"
+#include "collectives/words.h"
 
 namespace zipccl {
 
@@ -24,6 +26,18 @@ at::Device device_of(const OwnCall& call) {
   for (const auto* list : {&call.inputs, &call.outputs})
     for (const at::Tensor& t : *list) return t.device();
   return at::kCPU;
+}
+
+std::vector<int64_t> of_all_ranks(CallSize size) {
+  return size.shared ? std::vector<int64_t>{static_cast<int64_t>(size.bytes)} : std::vector<int64_t>{};
+}
+
+// gloo tells collectives apart by their number. Raw calls are made on one instance and those that are too small to
+// choose on another, so a rank that makes one of the latter alone would then meet a call of the others with its next.
+// Therefore the calls that the other instance has made since count here, too, those beyond three as two or three.
+void skip_numbers(c10d::Backend& gloo, uint64_t calls) {
+  std::vector<at::Tensor> nothing{at::empty({0}, at::kByte)};
+  for (uint64_t left = calls < 2 ? calls : 2 + calls % 2; left > 0; --left) gloo.allreduce(nothing);  // sends nothing
 }
 
 #ifdef ZIPCCL_WITH_CUDA
@@ -193,12 +207,25 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
     at::ThreadLocalStateGuard as_caller(modes);
     const ThreadLimit as_many(threads);
     naming(what, [&] {
+      state->step.enter();
+      const Messages messages(carrier, state->timeout_of(call.patience));
+      Place place{*state->engine, messages, what};
+      place.forecast = &state->forecasts[static_cast<int>(call.op)];
+      place.call = CallId(call.op, before + state->step.calls());
+      const auto counts = of_all_ranks(call.size);
+      const CallId id = place.call.of(call.frame.dtype, counts);
+      const bool chooses = may_zip && is_timed(call.op, options);
+      const auto agree_now_and_then = [&] {
+        if (!chooses || !state->switcher.wants_agreement(call.op, call.size)) return;
+        check_in_step(place, id, state->step.history());
+        agree(place, call.op, call.size, &state->switcher);
+      };
       try {
-        state->step.enter();
-        const Messages messages(carrier, state->timeout_of(call.patience));
-        Place place{*state->engine, messages, what};
-        place.forecast = &state->forecasts[static_cast<int>(call.op)];
-        place.call = CallId(call.op, before + state->step.calls());
+        const int64_t kind = CallId(call.op, 0).of(call.frame.dtype, counts).word();
+        if (chooses && state->step.is_new(kind)) {
+          check_in_step(place, id);
+          state->step.compared(kind);
+        }
         const Decision d = may_zip
                                ? decide(place, call.op, call.size, call.frame, options, &state->switcher, &state->code)
                                : Decision{Choice::raw, "", 0, 0};
@@ -209,6 +236,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
           traffic = call.zip(place, d.choice);
           state->stats.add_zipped(op_name(call.op), traffic);
         } else {
+          if (call.size.shared) skip_numbers(*carrier, before - std::exchange(state->passed_on, before));
           if (call.raw_here) {
             call.raw_here(place);
           } else {
@@ -217,14 +245,13 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
             state->step.enter();
             raw->wait();
           }
+          state->step.made_raw(id.word());
           state->stats.add_raw(op_name(call.op), call.received);
         }
-        if (may_zip && is_timed(call.op, options)) {
-          if (d.timed)
-            state->switcher.record(call.op, call.size, d.number, d.choice, watch.lap(), traffic.raw_bytes,
-                                   traffic.wire_bytes);
-          agree(place, call.op, call.size, &state->switcher);
-        }
+        if (d.timed)
+          state->switcher.record(call.op, call.size, d.number, d.choice, watch.lap(), traffic.raw_bytes,
+                                 traffic.wire_bytes);
+        agree_now_and_then();
         state->step.leave();
       } catch (const SharedError&) {
         state->step.leave();
@@ -234,9 +261,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
       } catch (const FrameError&) {
         // Found by this rank alone, when all messages of the call had been exchanged: the peers go on, so it must too.
         try {
-          if (may_zip && is_timed(call.op, options))
-            agree({*state->engine, Messages(carrier, state->timeout_of(call.patience)), what}, call.op, call.size,
-                  &state->switcher);
+          agree_now_and_then();
           state->step.leave();
         } catch (const std::exception&) {  // the frame is what this call failed of
         }

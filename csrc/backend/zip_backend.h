@@ -143,7 +143,8 @@ class ZipBackend : public c10d::Backend {
     std::optional<Code> code;  // of bf16 frames, once it is chosen
     std::array<Forecast, kOpCount> forecasts;
     Lockstep step;
-    Stats stats;  // of both devices
+    uint64_t passed_on = 0;  // calls of cpu_ when numbers were last skipped for them
+    Stats stats;             // of both devices
     // Set for the group since it was made; unset: gloo's own.
     std::atomic<std::chrono::milliseconds> timeout{c10d::kUnsetTimeout};
     explicit CpuState(BackendPtr backend);

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "collectives/error.h"
 #include "collectives/words.h"
@@ -63,44 +64,34 @@ class Announcement {
  public:
   Announcement(const Place& place, const Tensors& inputs, const std::vector<bool>& zipped, const PairOptions& pair,
                const std::vector<int64_t>& ahead)
-      : place_(place), design_(pair.design), use_(pair.use), call_(place.call.of(pair.frame.dtype, {})) {
+      : place_(place), design_(pair.design), use_(pair.use) {
     if (!inputs[0].is_cpu()) return;
-    const int world = place.world();
-    told_ = place.engine.empty(kWords * world, at::kLong);
-    heard_ = place.engine.empty(kWords * world, at::kLong);
-    for (int r = 0; r < world; ++r) {
-      auto* words = told_.mutable_data_ptr<int64_t>() + kWords * r;
-      words[0] = call_.word();
-      words[1] = word(inputs[r], zipped[r]);
-      words[2] = ahead[r];
-      words[3] = use_;
-    }
-    exchange_ = place.messages.begin_all_to_all_words(heard_, told_);
+    std::vector<Opening::Words> told;
+    for (int r = 0; r < place.world(); ++r) told.push_back({word(inputs[r], zipped[r]), ahead[r], use_});
+    opening_.emplace(place, place.call.of(pair.frame.dtype, {}), told);
   }
 
   // Waits, and throws for the first rank that will send anything but what is expected. *ahead: what this rank expected
   // to come ahead; the word of a rank that knows better counts.
   void compare(const Tensors& outputs, const std::vector<bool>& zipped, const FrameOptions& options,
                std::vector<int64_t>* ahead) {
-    if (!told_.defined()) return;
-    exchange_.wait();
-    check_same_calls(place_, call_, heard_.const_data_ptr<int64_t>(), kWords);
+    if (!opening_) return;
+    const std::vector<Opening::Words> heard = opening_->hear();
     for (int r = 0; r < place_.world(); ++r) {
       if (r == place_.rank()) continue;
-      const auto* words = heard_.const_data_ptr<int64_t>() + kWords * r;
+      const auto [sends, comes_ahead, use] = heard[r];
       const int64_t expected = word(outputs[r], zipped[r]);
-      if (words[1] != expected)
-        throw Error(place_.what + ": rank " + std::to_string(r) + " sends " + text(words[1]) + ", expected were " +
+      if (sends != expected)
+        throw Error(place_.what + ": rank " + std::to_string(r) + " sends " + text(sends) + ", expected were " +
                     text(expected) + "; do all ranks pass the same shapes, dtypes and options?");
-      if (words[3] != use_) throw differing_use(place_, r);
+      if (use != use_) throw differing_use(place_, r);
       if (!zipped[r] || design_ == Design::one) continue;
-      check_frame_size(words[2], options, outputs[r].numel(), r, place_.what);
-      (*ahead)[r] = words[2];
+      check_frame_size(comes_ahead, options, outputs[r].numel(), r, place_.what);
+      (*ahead)[r] = comes_ahead;
     }
   }
 
  private:
-  static constexpr int kWords = 4;
   int64_t word(const at::Tensor& t, bool zipped) const {
     return static_cast<int64_t>(t.nbytes()) << 2 | (zipped ? static_cast<int64_t>(design_) : 0);
   }
@@ -112,9 +103,7 @@ class Announcement {
   const Place& place_;
   Design design_;
   int64_t use_;
-  CallId call_;
-  at::Tensor told_, heard_;
-  Pairs::Exchange exchange_;
+  std::optional<Opening> opening_;
 };
 
 // Own sizes, then those that the headers of frames in host memory tell, of which `arrived` bytes are there; 0 where
@@ -263,6 +252,7 @@ Traffic all_to_all_zip(const Place& place, const Tensors& user_inputs, const Ten
 void all_to_all_raw(const Place& place, const Tensors& inputs, const Tensors& outputs) {
   PairOptions never;
   never.min_bytes = PairOptions::kNever;
+  frame_dtype(inputs[0].scalar_type(), &never.frame.dtype);  // for the ranks to compare
   all_to_all_zip(place, inputs, outputs, never);
 }
 

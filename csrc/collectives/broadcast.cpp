@@ -13,6 +13,10 @@ int64_t bound(const FrameOptions& options, const at::Tensor& t) {
   return static_cast<int64_t>(frame_bound(options, t.numel()));
 }
 
+CallId rooted_call(const Place& place, DType dtype, int64_t count, int root) {
+  return place.call.of(dtype, {count, root});
+}
+
 // Decodes into tensors of any strides; what NCCL would fill as it lies, as it lies.
 void decode_into(const Place& place, const std::vector<Decode>& wanted, const FrameOptions& options) {
   std::vector<Decode> jobs = wanted;
@@ -27,6 +31,12 @@ void decode_into(const Place& place, const std::vector<Decode>& wanted, const Fr
 }
 }  // namespace
 
+void check_rooted(const Place& place, const at::Tensor& like, int root) {
+  DType dtype = DType::u8;
+  frame_dtype(like.scalar_type(), &dtype);
+  check_in_step(place, rooted_call(place, dtype, like.numel(), root));
+}
+
 Traffic broadcast_zip(const Place& place, at::Tensor tensor, int root, const FrameOptions& given) {
   at::NoGradGuard no_grad;
   const FrameOptions options = place.frames(given);
@@ -37,7 +47,7 @@ Traffic broadcast_zip(const Place& place, at::Tensor tensor, int root, const Fra
   at::Tensor slot = engine.empty(bound(options, tensor), at::kByte), size = engine.empty(1, at::kLong);
   if (sender) engine.encode({plain(as_it_lies(tensor))}, options, {slot}, size);
   traffic.encode = watch.lap();
-  const int64_t bytes = broadcast_words(place, size, root)[0];
+  const int64_t bytes = broadcast_words(place, size, root, rooted_call(place, options.dtype, tensor.numel(), root))[0];
   check_frame_size(bytes, options, tensor.numel(), root, place.what);
   traffic.sizes = watch.lap();
   at::Tensor frame = slot.narrow(0, 0, bytes);
@@ -71,7 +81,8 @@ Traffic scatter_zip(const Place& place, at::Tensor output, const std::vector<at:
     engine.encode(src, options, slots, sizes);
   }
   traffic.encode = watch.lap();
-  const std::vector<int64_t> bytes = broadcast_words(place, sizes, root);
+  const std::vector<int64_t> bytes =
+      broadcast_words(place, sizes, root, rooted_call(place, options.dtype, output.numel(), root));
   for (int64_t b : bytes) check_frame_size(b, options, output.numel(), root, place.what);
   traffic.sizes = watch.lap();
   const int64_t largest = *std::max_element(bytes.begin(), bytes.end());
@@ -103,7 +114,7 @@ Traffic gather_zip(const Place& place, const std::vector<at::Tensor>& outputs, a
   traffic.encode = watch.lap();
   const std::vector<int64_t> bytes =
       // All pad to the largest, so all must know it.
-      all_gather_words(place, size, place.call.of(options.dtype, {input.numel()}));
+      all_gather_words(place, size, rooted_call(place, options.dtype, input.numel(), root));
   for (int r = 0; r < world; ++r) check_frame_size(bytes[r], options, input.numel(), r, place.what);
   traffic.sizes = watch.lap();
   const int64_t largest = *std::max_element(bytes.begin(), bytes.end());

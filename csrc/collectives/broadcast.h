@@ -21,4 +21,8 @@ Traffic scatter_zip(const Place& place, at::Tensor output, const std::vector<at:
 Traffic gather_zip(const Place& place, const std::vector<at::Tensor>& outputs, at::Tensor input, int root,
                    const FrameOptions& options);
 
+// Throws where CPU ranks are not all at this call, by its root and a tensor like those that each of them passes. For
+// calls that are raw on every rank, but not gloo's own.
+void check_rooted(const Place& place, const at::Tensor& like, int root);
+
 }  // namespace zipccl

@@ -12,6 +12,11 @@ std::string dtype_text(uint64_t word) {
   return dtype < kDTypeCount ? toString(scalar_type(static_cast<DType>(dtype))) : "?";
 }
 
+bool rooted(uint64_t word) {
+  const auto op = static_cast<Op>(field(word, 38, 4));
+  return op == Op::broadcast || op == Op::scatter || op == Op::gather;
+}
+
 std::string op_text(uint64_t word) {
   const uint64_t op = field(word, 38, 4);
   return op < kOpCount ? op_name(static_cast<Op>(op)) : "?";
@@ -35,9 +40,11 @@ std::string CallId::differs(int64_t other) const {
   if (op_text(theirs) != op_text(word_)) return op_text(theirs) + ", not " + op_text(word_);
   if (field(theirs, 42, 22) != field(word_, 42, 22))
     return "number " + std::to_string(field(theirs, 42, 22)) + " of the group's calls, not " +
-           std::to_string(field(word_, 42, 22)) + "; was one of them empty or of another dtype on some ranks?";
+           std::to_string(field(word_, 42, 22)) +
+           " (was one empty, small or of another dtype on some ranks? those that travelled raw since then may have "
+           "returned wrong values)";
   if (dtype_text(theirs) != dtype_text(word_)) return dtype_text(theirs) + " values, not " + dtype_text(word_);
-  return "tensors of other sizes";
+  return rooted(word_) ? "tensors of another size, or another root" : "tensors of other sizes";
 }
 
 }  // namespace zipccl

@@ -3,22 +3,41 @@
 #include <ATen/core/grad_mode.h>
 
 #include <limits>
+#include <stdexcept>
+#include <string>
 
 namespace zipccl {
+
+namespace {
+std::string text_of(const std::exception& e) {
+  const auto* torchs = dynamic_cast<const c10::Error*>(&e);
+  return torchs ? torchs->what_without_backtrace() : e.what();
+}
+
+std::string listed(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+}  // namespace
 
 void Pairs::Exchange::wait() {
   const auto works = std::move(works_);
   works_.clear();
-  std::exception_ptr error;
-  for (const auto& work : works) {
+  std::vector<int> silent, deaf;
+  std::string error;
+  for (const Begun& one : works) {
     try {
-      work->wait(timeout_);
-    } catch (const std::exception&) {
-      if (!error) error = std::current_exception();
+      one.work->wait(timeout_);
+    } catch (const std::exception& e) {
+      if (one.rank < 0) throw;
+      if (silent.empty() && deaf.empty()) error = text_of(e);
+      (one.receives ? silent : deaf).push_back(one.rank);
     }
   }
   kept_.clear();
-  if (error) std::rethrow_exception(error);
+  if (!silent.empty()) throw std::runtime_error("nothing came from " + listed(silent) + ": " + error);
+  if (!deaf.empty()) throw std::runtime_error("what was sent did not reach " + listed(deaf) + ": " + error);
 }
 
 int Pairs::next_tag() {
@@ -39,12 +58,12 @@ Pairs::Exchange Pairs::begin(const std::vector<Parcel>& sends, const std::vector
     for (const Parcel& p : receives) {
       if (p.bytes.numel() == 0) continue;
       std::vector<at::Tensor> one{p.bytes};
-      exchange.works_.push_back(inner_->recv(one, p.rank, tag));
+      exchange.works_.push_back({inner_->recv(one, p.rank, tag), p.rank, /*receives=*/true});
     }
     for (const Parcel& p : sends) {
       if (p.bytes.numel() == 0) continue;
       std::vector<at::Tensor> one{p.bytes};
-      exchange.works_.push_back(inner_->send(one, p.rank, tag));
+      exchange.works_.push_back({inner_->send(one, p.rank, tag), p.rank, /*receives=*/false});
     }
     return exchange;
   }
@@ -66,7 +85,7 @@ Pairs::Exchange Pairs::begin(const std::vector<Parcel>& sends, const std::vector
     }
     throw;
   }
-  if (auto work = inner_->endCoalescing()) exchange.works_.push_back(std::move(work));
+  if (auto work = inner_->endCoalescing()) exchange.works_.push_back({std::move(work)});
   return exchange;
 }
 

@@ -34,12 +34,17 @@ class Pairs {
   // Parcels on the way. Dropped without a wait() where something else went wrong: backends keep what they still use.
   class Exchange {
    public:
-    // Waits for all of it, then throws the first error.
+    // Waits for all of it, then throws the first error; of tagged messages, with the ranks that were not reached.
     void wait();
 
    private:
     friend class Pairs;
-    std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+    struct Begun {
+      c10::intrusive_ptr<c10d::Work> work;
+      int rank = -1;  // the other end; -1: many
+      bool receives = false;
+    };
+    std::vector<Begun> works_;
     std::vector<at::Tensor> kept_;
     std::chrono::milliseconds timeout_ = kNoTimeout;
   };
