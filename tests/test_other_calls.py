@@ -30,16 +30,15 @@ def all_gather(group, seed=0, count=COUNT, dtype=BF16):
     return out, torch.cat([weights(seed + r, count, dtype) for r in range(world)])
 
 
-def all_gathers(group, tensors):
-    outs = [torch.empty(dist.get_world_size() * COUNT, dtype=BF16) for _ in range(tensors)]
-    group.allgather_into_tensor_coalesced(outs, [weights(dist.get_rank() + i, COUNT) for i in range(tensors)]).wait()
-    return torch.cat(outs), torch.cat(
-        [weights(r + i, COUNT) for i in range(tensors) for r in range(dist.get_world_size())]
-    )
+def all_gathers(group, counts):
+    world = dist.get_world_size()
+    outs = [torch.empty(world * count, dtype=BF16) for count in counts]
+    group.allgather_into_tensor_coalesced(outs, [weights(dist.get_rank(), count) for count in counts]).wait()
+    return torch.cat(outs), torch.cat([weights(r, count) for count in counts for r in range(world)])
 
 
 def three_all_gathers(group):
-    return all_gathers(group, 3)
+    return all_gathers(group, [COUNT] * 3)
 
 
 def integer_all_gather(group, count=COUNT, dtype=torch.int16):
@@ -114,7 +113,8 @@ AT_ONCE = [
     (three_integer_all_gathers, three_all_gathers, "BFloat16 values, not Short", "Short values, not BFloat16"),
     (three_all_gathers, all_gather, SIZES, SIZES),
     (all_gather, three_all_gathers, SIZES, SIZES),
-    (lambda g: all_gathers(g, 4), lambda g: all_gathers(g, 5), SIZES, SIZES),
+    (lambda g: all_gathers(g, [9] * 4), lambda g: all_gathers(g, [9] * 5), SIZES, SIZES),
+    (lambda g: all_gathers(g, [7, 9]), lambda g: all_gathers(g, [9, 7]), SIZES, SIZES),
     (uneven_all_gather, all_gather, SIZES, SIZES),
     (all_gather, all_to_all, "all_to_all, not all_gather", "all_gather, not all_to_all"),
     (gather, all_gather, "all_gather, not gather", "gather, not all_gather"),

@@ -28,8 +28,13 @@ at::Device device_of(const OwnCall& call) {
   return at::kCPU;
 }
 
-std::vector<int64_t> of_all_ranks(CallSize size) {
-  return size.shared ? std::vector<int64_t>{static_cast<int64_t>(size.bytes)} : std::vector<int64_t>{};
+// What all ranks pass alike of a call's sizes.
+std::vector<int64_t> shared_sizes(const OwnCall& call) {
+  std::vector<int64_t> sizes;
+  if (call.size.shared) sizes.push_back(static_cast<int64_t>(call.size.bytes));
+  if (call.type == c10d::OpType::COALESCED && call.inputs.size() > 1)
+    for (const at::Tensor& t : call.inputs) sizes.push_back(t.numel());
+  return sizes;
 }
 
 // gloo tells collectives apart by their number. Raw calls are made on one instance and those that are too small to
@@ -212,8 +217,8 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
       Place place{*state->engine, messages, what};
       place.forecast = &state->forecasts[static_cast<int>(call.op)];
       place.call = CallId(call.op, before + state->step.calls());
-      const auto counts = of_all_ranks(call.size);
-      const CallId id = place.call.of(call.frame.dtype, counts);
+      const std::vector<int64_t> sizes = shared_sizes(call);
+      const CallId id = place.call.of(call.frame.dtype, sizes);
       const bool chooses = may_zip && is_timed(call.op, options);
       const auto agree_now_and_then = [&] {
         if (!chooses || !state->switcher.wants_agreement(call.op, call.size)) return;
@@ -221,7 +226,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
         agree(place, call.op, call.size, &state->switcher);
       };
       try {
-        const int64_t kind = CallId(call.op, 0).of(call.frame.dtype, counts).word();
+        const int64_t kind = CallId(call.op, 0).of(call.frame.dtype, sizes).word();
         if (chooses && state->step.is_new(kind)) {
           check_in_step(place, id);
           state->step.compared(kind);
