@@ -6,7 +6,7 @@
 //      number. Its dynamic bytes go to a pool of the warp's tiles in shared memory.
 //   2. The sizes of the group's tiles and those of the groups before it say where its dynamic bytes go:
 //      fast_encode_group.cuh.
-//   3. They go there from the pool; what did not fit it is made again from the values.
+//   3. They go there from the pool; those of tiles that did not fit it are made again from the values.
 //
 // Nearly all that is written has gone out when a block begins to wait in 2, and small blocks leave 15 others on the
 // multiprocessor that go on meanwhile.
@@ -22,7 +22,6 @@ constexpr int kBlocks = 16;  // of 64 registers a lane, on a multiprocessor
 constexpr int kTilesOfWarp = kTiles / kWarps;
 constexpr uint32_t kUnit = static_cast<uint32_t>(kMaxUnitBytes);
 constexpr uint32_t kPoolBytes = 160 * kTilesOfWarp;  // of a warp
-constexpr uint32_t kNotKept = 0xFFFFFFFFu;
 
 struct alignas(16) Space {
   uint8_t exponents[kWarps][kTile];
@@ -47,11 +46,17 @@ __device__ __forceinline__ void store_unit(const PlannedTile& tile, const LaneVa
   if (!tile.is(TileMode::constant)) put_sign_mantissas(unit, v, padded, lane);
 }
 
-// Encodes a warp's tiles of a whole group. Returns the size of their dynamic bytes in `pool`, or kNotKept.
-__device__ __forceinline__ uint32_t encode_run(const uint16_t* src, uint8_t* units, uint8_t* exponents, uint8_t* pool,
-                                               uint32_t* entries, int lane) {
-  uint32_t used = 0;
-  bool kept = true;
+// What the pool of a warp holds: dynamic bytes of some of its tiles, a bit each, in order and without gaps.
+struct Pooled {
+  uint32_t tiles;
+  uint32_t bytes;
+};
+constexpr uint32_t kAllTiles = (1u << kTilesOfWarp) - 1;
+
+// Encodes a warp's tiles of a whole group.
+__device__ __forceinline__ Pooled encode_run(const uint16_t* src, uint8_t* units, uint8_t* exponents, uint8_t* pool,
+                                             uint32_t* entries, int lane) {
+  Pooled pooled = {0, 0};
   LaneValues next = load_values<true>(src, kTile, lane);
 #pragma unroll 1
   for (int r = 0; r < kTilesOfWarp; ++r) {
@@ -60,21 +65,20 @@ __device__ __forceinline__ uint32_t encode_run(const uint16_t* src, uint8_t* uni
     const PlannedTile tile = plan_tile<true>(v, kTile, lane);
     if (lane == 0) entries[r] = tile.entry;
     const uint32_t n = tile.dynamic();
-    kept = kept && used + n <= kPoolBytes;
-    if (kept && n != 0) {
-      if (tile.is(TileMode::window)) {
+    if (pooled.bytes + n <= kPoolBytes && !tile.is(TileMode::raw)) {
+      uint8_t* const to = pool + pooled.bytes;
+      if (tile.is(TileMode::constant)) {
+        if (lane < 2) to[lane] = static_cast<uint8_t>(v.w[0][0] >> (8 * lane));
+      } else if (n != 0) {
         put_exponents(exponents, v, kTile, lane);
-        put_escapes(exponents, tile.escapes(kFullWarp), pool + used + tile.end, lane);
-      } else if (tile.is(TileMode::constant) && lane == 0) {
-        pool[used] = static_cast<uint8_t>(v.w[0][0]);
-        pool[used + 1] = static_cast<uint8_t>(v.w[0][0] >> 8);
+        put_escapes(exponents, tile.escapes(kFullWarp), to + tile.end, lane);
       }
+      pooled.tiles |= 1u << r;
+      pooled.bytes += n;
     }
-    kept = kept && !tile.is(TileMode::raw);
     store_unit(tile, v, kTile, units + r * kUnit, lane);
-    used += n;
   }
-  return kept ? used : kNotKept;
+  return pooled;
 }
 
 // Values in tile r of those that a warp has.
@@ -92,11 +96,18 @@ static __device__ __noinline__ void encode_any(const uint16_t* src, uint32_t val
   }
 }
 
-// Dynamic bytes of a warp's tiles, made from the values.
-static __device__ __noinline__ void store_again(const uint16_t* src, uint32_t values, uint8_t* exponents,
+// Dynamic bytes of a warp's tiles, where not all of them are pooled: the others are made from the values.
+static __device__ __noinline__ void store_again(const uint16_t* src, uint32_t values, uint32_t pooled,
+                                                const uint8_t* pool, const uint32_t* entries, uint8_t* exponents,
                                                 uint8_t* dynamic, int lane) {
   for (uint32_t r = 0; r * kTile < values; ++r) {
-    const uint32_t m = values_in(values, r);
+    const uint32_t m = values_in(values, r), n = tile_word_dynamic(entry_word(entries[r]));
+    if (pooled >> r & 1u) {
+      for (uint32_t b = lane; b < n; b += kWarpSize) dynamic[b] = pool[b];
+      pool += n;
+      dynamic += n;
+      continue;
+    }
     const LaneValues v = load_values<false>(src + r * kTile, m, lane);
     const PlannedTile tile = plan_tile<false>(v, m, lane);
     __syncwarp();
@@ -110,7 +121,7 @@ static __device__ __noinline__ void store_again(const uint16_t* src, uint32_t va
       dynamic[0] = static_cast<uint8_t>(v.w[0][0]);
       dynamic[1] = static_cast<uint8_t>(v.w[0][0] >> 8);
     }
-    dynamic += tile.dynamic();
+    dynamic += n;
   }
 }
 
@@ -124,9 +135,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const uint16_t* const src = group.src + first * kTile;
   const uint32_t values = min(group.values - min(group.values, first * kTile), kTilesOfWarp * kTile);
   uint8_t* const units = group.frame + tables_end(group.count) + (group.index * kGroupTiles + first) * kMaxUnitBytes;
-  uint32_t used = kNotKept;
+  Pooled pooled = {0, 0};
   if (group.whole()) {
-    used = encode_run(src, units, space.exponents[warp], space.pools[warp], space.entries + first, lane);
+    pooled = encode_run(src, units, space.exponents[warp], space.pools[warp], space.entries + first, lane);
   } else {
     encode_any(src, values, units, space.entries + first, lane);
   }
@@ -134,10 +145,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   if (warp == 0) place_tiles<1>(launch, group, space.entries[lane], &space, lane);
   __syncthreads();
   uint8_t* const to = space.place.dynamic + space.dynamic_begin[first];
-  if (used != kNotKept) {
-    store_bytes(to, space.pools[warp], used, lane);
+  if (pooled.tiles == kAllTiles) {
+    store_bytes(to, space.pools[warp], pooled.bytes, lane);
   } else {
-    store_again(src, values, space.exponents[warp], to, lane);
+    store_again(src, values, pooled.tiles, space.pools[warp], space.entries + first, space.exponents[warp], to, lane);
   }
   wait_for_previous();
 }
