@@ -62,9 +62,11 @@ class Shape:
         budget = math.floor(float(F(self.bits)) * self.count) // 8
         available = max(0, budget - self.stats_bytes) // (self.domains * self.parts) // 16 * 16
         scales = align16((11 if fine else 18) * self.slots)
-        self.lowest = 1 if fine and F(self.bits) < 3 else 2
+        self.lowest = 1 if fine and F(self.bits) < F(2.9) else 2
         high = 12 if fine else 8
         self.units = min(max(max(0, available - scales) // 32, self.lowest * self.slots), high * self.slots)
+        if fine and self.units >= 4 * self.slots:
+            self.lowest = 3
         self.part_bytes = 32 * self.units + scales if self.count else 0
 
     def span(self, super_group):

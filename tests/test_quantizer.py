@@ -393,7 +393,7 @@ def test_error_of_a_sum():
     scale = torch.randn(300, generator=torch.Generator().manual_seed(14)).mul(3).exp2().repeat_interleave(256)
     ranks = scale * torch.randn(8, 300 * 256, generator=torch.Generator().manual_seed(15))
     limits = {
-        ("fine", 5.0): 4.7e-6, ("fine", 4.0): 2.3e-5, ("fine", 3.0): 1.05e-3, ("fine", 2.99): 3.1e-4,
+        ("fine", 5.0): 5.3e-6, ("fine", 4.0): 2.3e-5, ("fine", 3.0): 1.05e-3, ("fine", 2.8): 3.1e-4,
         ("paper", 5.0): 8.3e-5, ("paper", 4.0): 1.2e-4,
     }  # fmt: skip
     for (widths, bits), limit in limits.items():
@@ -435,7 +435,7 @@ def with_zeros() -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("bits", [1.0, 2.0, 2.5, 2.99, 3.0, 4.0, 5.0, 8.5])
+@pytest.mark.parametrize("bits", [1.0, 2.0, 2.5, 2.9, 3.0, 4.0, 5.0, 8.5])
 def test_zeros_stay_zeros(device, bits):
     """Fine widths: every zero from 3 bits on, below that those of super-groups with two bits and of whole groups; in
     sums of sums, too."""
@@ -449,7 +449,7 @@ def test_zeros_stay_zeros(device, bits):
     zero = x == 0
     whole = zero.view(-1, 16).all(1).repeat_interleave(16)
     exact = whole | (zero & (width.repeat_interleave(256) > 1))
-    assert exact.sum() > 500 and (width == 1).any() == (bits < 3) and (bits < 3 or (exact == zero).all())
+    assert exact.sum() > 500 and (width == 1).any() == (bits < 2.9) and (bits < 2.9 or (exact == zero).all())
     for seed in range(5):
         packed = b.pack(ref.Key(seed=seed, of=2))
         out = b.unpack(packed).cpu()
@@ -516,7 +516,7 @@ def test_any_shape(data):
 
     budget = int(float(np.float32(bits)) * count) // 8
     used = b.all_parts * b.shape.part_bytes + b.shape.stats_bytes
-    if b.ref.units > b.ref.lowest * b.ref.slots:
+    if b.ref.units > 2 * b.ref.slots:
         assert used <= budget
     if b.ref.units < widest * b.ref.slots:
         assert used > budget - 48 * b.all_parts

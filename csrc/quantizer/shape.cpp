@@ -8,6 +8,8 @@ namespace quantizer {
 namespace {
 constexpr uint64_t kMostSuperGroups = UINT32_MAX - 1;  // numbers of super-groups are 32-bit
 constexpr uint64_t kMostCount = kMostSuperGroups * kSuperGroup / 2;
+// One bit cannot say zero. (3 is meant, less what few members' statistics take: collectives/dynamiq.cpp.)
+constexpr float kExactZeros = 2.9f;
 
 uint64_t stats_bytes(Widths widths, uint64_t super_groups) { return super_groups * (widths == Widths::fine ? 1 : 4); }
 
@@ -36,10 +38,12 @@ Layout layout_of(const Shape& shape) {
   const uint64_t stats = stats_bytes(shape.widths, super_groups);
   const uint64_t available = budget > stats ? (budget - stats) / all_parts / kFrameAlign * kFrameAlign : 0;
   const uint64_t scales = align_up(scale_bytes(shape.widths) * l.slots);
-  l.lowest = shape.widths == Widths::fine && shape.bits < 3 ? 1 : 2;  // one bit cannot say zero
+  const bool fine = shape.widths == Widths::fine;
+  l.lowest = fine && shape.bits < kExactZeros ? 1 : 2;
   l.units = available > scales ? (available - scales) / kUnitBytes : 0;
   if (l.units < l.lowest * l.slots) l.units = l.lowest * l.slots;
-  const uint64_t widest = shape.widths == Widths::fine ? kMaxWidth : kMaxPaperWidth;
+  if (fine && l.units >= 4 * l.slots) l.lowest = 3;
+  const uint64_t widest = fine ? kMaxWidth : kMaxPaperWidth;
   if (l.units > widest * l.slots) l.units = widest * l.slots;
   l.part_bytes = l.units * kUnitBytes + scales;
 
