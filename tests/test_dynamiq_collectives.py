@@ -254,7 +254,7 @@ def fed_back(rank, error_feedback, dtype=torch.float32):
     ranks.init("gloo")
     n = dist.get_world_size()
     rows = [row.to(dtype) for row in rows_of(20_000, n)]
-    state = zipccl.DynamiQState(topology="direct", bits=3.0, error_feedback=error_feedback)
+    state = zipccl.DynamiQState(topology="direct", bits=4.0, error_feedback=error_feedback)
     total = torch.zeros(20_000, dtype=torch.float64)
     first = None
     for _ in range(20):
