@@ -2,7 +2,7 @@
 //
 // cuda_codec.cu      arguments, scratch, batches of jobs
 // fast_encode.cu, fast_encode_many.cu, fast_encode_direct.cu, fast_decode.cu   Code::fast
-// sum_cuda.cu        decode_sum()
+// sum_cuda.cu        decode_sum(); sum_tile.cuh: its inner step; sum_pipeline.cuh: how tiles reach it
 // dense_encode.cu, dense_decode.cu   Code::dense
 // raw_cuda.cu        Code::raw
 // checksum_cuda.cu   payload checksum; header check ahead of every decode

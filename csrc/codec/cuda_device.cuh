@@ -16,6 +16,21 @@ __device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint3
   return d;
 }
 
+// ~(a | b | c), one instruction.
+__device__ __forceinline__ uint32_t none_of(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0x01;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// Hides where a value comes from, so that the compiler keeps it in a register instead of computing it again, or, other
+// way round, keeps nothing in registers that follows from it where it is not hidden.
+template <typename T>
+__device__ __forceinline__ T opaque(T x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // __byte_perm() for a selector that is known to have no bit 3 in any nibble, which that one clears first.
 __device__ __forceinline__ uint32_t select_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t d;

@@ -128,34 +128,51 @@ __device__ __forceinline__ Status plan_group(const uint8_t* frame, const FrameHe
 // Byte of value j among those 8.
 __device__ __forceinline__ uint32_t exponent_place(uint32_t j) { return (j & 3u) << 1 | j >> 2; }
 
-__device__ __forceinline__ void expand_planes(const uint32_t (&p)[3], uint32_t base, uint32_t (&e)[8]) {
-  // Transpose bits within nibbles: bit p of a nibble of x[j] is bit j of the same nibble of plane p, so that byte k of
-  // x[j] holds the codes of values j and j + 4 of load k. The inverse of make_planes() in fast_encode.cu.
+// Transposes bits within nibbles: bit p of a nibble of x[j] is bit j of the same nibble of plane p, so that byte k of
+// x[j] holds the codes of values j and j + 4 of load k. The inverse of make_planes() in fast_encode.cuh.
+__device__ __forceinline__ void transpose_planes(const uint32_t (&p)[3], uint32_t (&x)[4]) {
   const uint32_t x02 = select_bits(0x55555555u, p[0], p[1] << 1), x02_high = p[2] & 0x55555555u;
   const uint32_t x13 = select_bits(0x55555555u, p[0] >> 1, p[1]), x13_high = (p[2] >> 1) & 0x55555555u;
-  const uint32_t x0 = select_bits(0x33333333u, x02, x02_high << 2), x2 = select_bits(0x33333333u, x02 >> 2, x02_high);
-  const uint32_t x1 = select_bits(0x33333333u, x13, x13_high << 2), x3 = select_bits(0x33333333u, x13 >> 2, x13_high);
+  x[0] = select_bits(0x33333333u, x02, x02_high << 2);
+  x[1] = select_bits(0x33333333u, x13, x13_high << 2);
+  x[2] = select_bits(0x33333333u, x02 >> 2, x02_high);
+  x[3] = select_bits(0x33333333u, x13 >> 2, x13_high);
+}
+
+// A code is a selector of one of 8 bytes, the exponents of a window. Code 0 stands for none.
+struct Window {
+  uint32_t low, high;
+
+  __device__ __forceinline__ explicit Window(uint32_t base)
+      : low(base * 0x01010100u + 0x02010000u), high(base * 0x01010101u + 0x06050403u) {}
+  // Of the four codes in the lower half of a word, a byte each.
+  __device__ __forceinline__ uint32_t exponents(uint32_t codes) const { return select_bytes(low, high, codes); }
+};
+
+__device__ __forceinline__ void expand_planes(const uint32_t (&p)[3], uint32_t base, uint32_t (&e)[8]) {
+  uint32_t x[4];
+  transpose_planes(p, x);
   // Transpose bytes: codes[k] holds the values (0, 4), (1, 5), (2, 6), (3, 7) of load k.
-  const uint32_t x01 = __byte_perm(x0, x1, 0x5140), y01 = __byte_perm(x0, x1, 0x7362);
-  const uint32_t x23 = __byte_perm(x2, x3, 0x5140), y23 = __byte_perm(x2, x3, 0x7362);
+  const uint32_t x01 = __byte_perm(x[0], x[1], 0x5140), y01 = __byte_perm(x[0], x[1], 0x7362);
+  const uint32_t x23 = __byte_perm(x[2], x[3], 0x5140), y23 = __byte_perm(x[2], x[3], 0x7362);
   const uint32_t codes[4] = {__byte_perm(x01, x23, 0x5410), __byte_perm(x01, x23, 0x7632),
                              __byte_perm(y01, y23, 0x5410), __byte_perm(y01, y23, 0x7632)};
-  // Look up four exponents at once: a code is a selector of one of 8 bytes. Code 0 stands for none.
-  const uint32_t low = base * 0x01010100u + 0x02010000u, high = base * 0x01010101u + 0x06050403u;
+  const Window window(base);
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    e[2 * k] = select_bytes(low, high, codes[k]);
-    e[2 * k + 1] = select_bytes(low, high, codes[k] >> 16);
+    e[2 * k] = window.exponents(codes[k]);
+    e[2 * k + 1] = window.exponents(codes[k] >> 16);
   }
 }
 
+constexpr uint32_t kBf16Exponents = 0x7F807F80u;  // the exponents of two values
+
 // 8 values from their sign-mantissa bytes and their exponents in the order above.
 __device__ __forceinline__ uint4 join_values(uint2 sm, uint32_t e0, uint32_t e1) {
-  constexpr uint32_t kExponents = 0x7F807F80u;
-  return make_uint4(select_bits(kExponents, e0 << 7, __byte_perm(sm.x, 0, 0x1100)),
-                    select_bits(kExponents, e1 << 7, __byte_perm(sm.x, 0, 0x3322)),
-                    select_bits(kExponents, e0 >> 1, __byte_perm(sm.y, 0, 0x1100)),
-                    select_bits(kExponents, e1 >> 1, __byte_perm(sm.y, 0, 0x3322)));
+  return make_uint4(select_bits(kBf16Exponents, e0 << 7, __byte_perm(sm.x, 0, 0x1100)),
+                    select_bits(kBf16Exponents, e1 << 7, __byte_perm(sm.x, 0, 0x3322)),
+                    select_bits(kBf16Exponents, e0 >> 1, __byte_perm(sm.y, 0, 0x1100)),
+                    select_bits(kBf16Exponents, e1 >> 1, __byte_perm(sm.y, 0, 0x3322)));
 }
 
 // The dynamic bytes of a tile begin anywhere; they are read as the aligned words that hold them, which lie inside the

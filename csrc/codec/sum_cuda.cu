@@ -8,18 +8,16 @@
 #include <cmath>
 #include <type_traits>
 
-#include "codec/fast_decode.cuh"
-#include "codec/hopper.cuh"
-#include "codec/team.cuh"
+#include "codec/sum_pipeline.cuh"
+#include "codec/sum_tile.cuh"
 #include "format/float16.h"
 
 namespace zipccl {
 namespace cuda {
 namespace {
 
-constexpr int kMostTeams = 3;                 // on a multiprocessor
-constexpr int kRuns = kTile / kWarpSize / 8;  // of 8 values, to a lane
-constexpr int kBatch = 64;                    // inputs whose plans shared memory holds at a time
+constexpr int kMostTeams = 3;  // on a multiprocessor
+constexpr int kBatch = 64;     // inputs whose plans shared memory holds at a time
 constexpr uint64_t kMostBlocks = uint64_t{1} << 31;
 
 // ---- Values ---------------------------------------------------------------------------------------------------
@@ -59,7 +57,12 @@ __device__ __forceinline__ Eight<T> load_eight(const T* from, uint32_t n) {
 template <typename T>
 __device__ __forceinline__ void store_eight(T* to, uint32_t n, const Eight<T>& x) {
   if (n >= 8 && is_aligned(to, 16)) {
-    *reinterpret_cast<Eight<T>*>(to) = x;
+    // By an intrinsic: of an assignment the compiler may make a store for each value, which costs a fifth of the rate.
+    uint4 v[sizeof(x) / sizeof(uint4)];
+    memcpy(v, &x, sizeof(x));
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(x) / sizeof(uint4)); ++i)
+      __stwb(reinterpret_cast<uint4*>(to) + i, v[i]);
     return;
   }
 #pragma unroll
@@ -101,15 +104,6 @@ __device__ __forceinline__ uint32_t values_from(uint32_t i, uint32_t m) { return
 // ---- Inputs ---------------------------------------------------------------------------------------------------
 
 enum class Kind { bad, coded, values };
-
-// What to copy of a coded input for a round: the tiles of a block's warps, which lie next to each other in the frame.
-// In vectors of 16 bytes, all of them inside the frame: so are units and dynamic bytes, and it is aligned at both ends.
-struct Extent {
-  const uint4* units;
-  const uint4* dynamic;
-  uint32_t unit_vectors;
-  uint32_t dynamic_vectors;
-};
 constexpr int kRounds = static_cast<int>(kGroupTiles) / kWarps;
 
 __device__ __forceinline__ const uint4* vector_at(const uint8_t* p) {
@@ -122,11 +116,14 @@ struct Planning {
   GroupPlace place;
 };
 
-// A tile of a coded input: where it begins in its stage, and how it is to be decoded. 16 bytes, one load.
+// A tile of an input: where it begins in its stage, and how it is to be decoded. 16 bytes, one load.
 struct alignas(16) StagedTile {
   uint16_t unit;
   uint16_t dynamic;
-  TileCode code;
+  uint16_t whole_window;  // whether it is a window tile of kTile values of a coded input
+  uint16_t mode;
+  uint32_t base;
+  uint32_t dynamic_size;
 };
 
 // What one input holds for the team's group. kCoded: it may be coded.
@@ -139,13 +136,20 @@ template <>
 struct Source<true> {
   Kind kind;
   const uint8_t* values;
-  Extent extents[kRounds];  // Kind::coded, and so is
   StagedTile tiles[kGroupTiles];
 };
 
+// Of each round of one input. Those of a round's inputs lie next to each other, in the order in which they are needed.
+struct RoundExtents {
+  Extent* first;
+  int inputs;
+
+  __device__ __forceinline__ Extent& of(int round) const { return first[round * inputs]; }
+};
+
 // By one warp, a lane a tile: what to copy for each round, and where the tiles are then.
-__device__ __forceinline__ void plan_rounds(const Planning& planning, Source<true>* source, uint32_t tiles, uint32_t m,
-                                            int lane) {
+__device__ __forceinline__ void plan_rounds(const Planning& planning, Source<true>* source, const RoundExtents& extents,
+                                            uint32_t tiles, uint32_t m, int lane) {
   __syncwarp();
   const TilePlan own = planning.plan[lane];
   const Tile t = find_tile(planning.place, own);
@@ -153,7 +157,7 @@ __device__ __forceinline__ void plan_rounds(const Planning& planning, Source<tru
   const uint8_t* const units = planning.place.units + planning.plan[first].unit;
   const uint8_t* const dynamic =
       reinterpret_cast<const uint8_t*>(vector_at(planning.place.dynamic + planning.plan[first].dynamic));
-  Extent* extent = &source->extents[lane / kWarps];
+  Extent* extent = &extents.of(lane / kWarps);
   if (lane == first) {
     extent->units = vector_at(units);
     extent->dynamic = vector_at(dynamic);
@@ -163,15 +167,21 @@ __device__ __forceinline__ void plan_rounds(const Planning& planning, Source<tru
     extent->unit_vectors = static_cast<uint32_t>(t.unit + unit_bytes(t.mode, m) - units) / sizeof(uint4);
     extent->dynamic_vectors = static_cast<uint32_t>(vector_at(t.dynamic + t.dynamic_size + 15) - vector_at(dynamic));
   }
-  source->tiles[lane] = {static_cast<uint16_t>(t.unit - units), static_cast<uint16_t>(t.dynamic - dynamic),
-                         tile_code(own)};
+  const bool whole_window = m == kTile && t.mode == static_cast<uint32_t>(TileMode::window);
+  source->tiles[lane] = {static_cast<uint16_t>(t.unit - units),
+                         static_cast<uint16_t>(t.dynamic - dynamic),
+                         whole_window,
+                         static_cast<uint16_t>(t.mode),
+                         t.base,
+                         t.dynamic_size};
   __syncwarp();  // `planning` has been read
 }
 
 // By one warp. Whatever is wrong with the input, its Source says nothing that leads outside of it.
 template <DType kIn>
 __device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint64_t g,
-                                            Source<kIn == DType::bf16>* source, Planning* planning, int lane) {
+                                            Source<kIn == DType::bf16>* source, const RoundExtents& extents,
+                                            Planning* planning, int lane) {
   const Received in = received(launch, i);
   Kind kind = Kind::bad;
   const uint8_t* values = in.data;
@@ -192,7 +202,7 @@ __device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint
             if (status == Status::ok) {
               const uint64_t tiles = min(tile_count(in.count) - g * kGroupTiles, uint64_t{kGroupTiles});
               const uint32_t m = lane < tiles ? values_in_tile(in.count, g * kGroupTiles + lane) : 0;
-              plan_rounds(*planning, source, static_cast<uint32_t>(tiles), m, lane);
+              plan_rounds(*planning, source, extents, static_cast<uint32_t>(tiles), m, lane);
             }
           }
         }
@@ -201,74 +211,17 @@ __device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint
       if (status != Status::ok) kind = Kind::bad;
     }
   }
+  if constexpr (kIn == DType::bf16) {
+    if (kind != Kind::coded) {
+      source->tiles[lane] = {};
+      if (lane < kRounds) extents.of(lane) = {};
+    }
+  }
   if (lane == 0) {
     source->kind = kind;
     source->values = values;
   }
 }
-
-// Coded tiles reach the warps through shared memory: those of a block from one input, which lie next to each other in
-// the frame, are a stage, and while one is decoded the next ones are copied.
-constexpr int kStages = 3;
-struct Stage {
-  uint4 units[kWarps * kMaxUnitBytes / sizeof(uint4)];
-  uint4 dynamic[kWarps * kTile / sizeof(uint4) + 2];
-};
-
-// The stages of a team, used in turn. Every warp goes through the same steps, 0, 1, ...: wait(), read, release(); one
-// thread begins each copy, after the step that read the stage before.
-struct Pipeline {
-  uint64_t full[kStages];   // barriers: has been copied
-  uint64_t empty[kStages];  // has been read by all warps
-  Stage stages[kStages];
-
-#if __CUDA_ARCH__ >= 900
-  static __device__ __forceinline__ void copy(uint4* to, const uint4* from, uint32_t vectors, uint64_t* barrier) {
-    if (vectors != 0) copy_in(to, from, 16 * vectors, barrier);
-  }
-
-  // By one thread, with a barrier of the team behind it.
-  __device__ __forceinline__ void init() {
-    for (int s = 0; s < kStages; ++s) {
-      init_barrier(&full[s], 1);
-      init_barrier(&empty[s], kWarps);
-    }
-  }
-  // By one thread.
-  __device__ __forceinline__ void begin(uint32_t step, const Extent& x) {
-    const uint32_t s = step % kStages;
-    if (step >= kStages) wait_for(&empty[s], (step / kStages - 1) & 1u);
-    expect_bytes(&full[s], 16 * (x.unit_vectors + x.dynamic_vectors));
-    copy(stages[s].units, x.units, x.unit_vectors, &full[s]);
-    copy(stages[s].dynamic, x.dynamic, x.dynamic_vectors, &full[s]);
-  }
-  template <typename Team, typename ExtentOf>
-  __device__ __forceinline__ const Stage& wait(uint32_t step, const Team&, const ExtentOf&) {
-    wait_for(&full[step % kStages], step / kStages & 1u);
-    return stages[step % kStages];
-  }
-  // One arrival for the warp: __syncwarp() puts the reads of all its lanes before it.
-  __device__ __forceinline__ void release(uint32_t step, int lane) {
-    __syncwarp();
-    if (lane == 0) arrive(&empty[step % kStages]);
-  }
-#else
-  // Without asynchronous copies of this kind: by the whole team, when the stage is needed.
-  __device__ __forceinline__ void init() {}
-  __device__ __forceinline__ void begin(uint32_t, const Extent&) {}
-  template <typename Team, typename ExtentOf>
-  __device__ __forceinline__ const Stage& wait(uint32_t step, const Team& team, const ExtentOf& extent_of) {
-    Stage& stage = stages[step % kStages];
-    const Extent x = extent_of();
-    team.sync();
-    for (uint32_t i = team.thread(); i < x.unit_vectors; i += kTeamThreads) stage.units[i] = x.units[i];
-    for (uint32_t i = team.thread(); i < x.dynamic_vectors; i += kTeamThreads) stage.dynamic[i] = x.dynamic[i];
-    team.sync();
-    return stage;
-  }
-  __device__ __forceinline__ void release(uint32_t, int) {}
-#endif
-};
 
 // A lane's view of a staged unit.
 struct StagedUnit {
@@ -285,11 +238,6 @@ struct StagedUnit {
 };
 
 // ---- A block --------------------------------------------------------------------------------------------------
-
-// A lane's sums: those of the values 256 k + 8 lane + 0..7 of the tile in sum[k].
-struct LaneSums {
-  float sum[kRuns][8];
-};
 
 __device__ __forceinline__ void clear(LaneSums* sums) {
 #pragma unroll
@@ -363,7 +311,7 @@ __device__ __forceinline__ void finish(const SumLaunch& launch, uint64_t tile, u
   }
 }
 
-// A team's shared memory; behind it a Source for each input of a batch.
+// A team's shared memory; behind it, for each input of a batch, a Source, and then kRounds times an Extent.
 template <bool kCoded>
 struct TeamSpace {
   uint4 nothing;
@@ -372,7 +320,7 @@ template <>
 struct TeamSpace<true> {
   Pipeline pipeline;
   union {  // of each warp
-    Exponents exponents[kWarps];
+    alignas(32) Exponents exponents[kWarps];
     Planning planning[kWarps];
   };
   EscapePlaces places;
@@ -380,19 +328,32 @@ struct TeamSpace<true> {
 
 template <bool kCoded>
 ZIPCCL_HD size_t team_bytes(int n) {
-  return align_up(sizeof(TeamSpace<kCoded>) + sizeof(Source<kCoded>) * (n < kBatch ? n : kBatch));
+  constexpr size_t kInput = sizeof(Source<kCoded>) + (kCoded ? kRounds * sizeof(Extent) : 0);
+  return align_up(sizeof(TeamSpace<kCoded>) + kInput * (n < kBatch ? n : kBatch), alignof(TeamSpace<kCoded>));
+}
+
+// An input's part of a tile, whatever the input holds.
+template <DType kIn, bool kScaled>
+__device__ __forceinline__ void add_values_of(const SumLaunch& launch, const Source<kIn == DType::bf16>& source,
+                                              uint64_t tile, uint32_t m, int lane, LaneSums* sums) {
+  if (source.kind == Kind::values && m != 0) {
+    add_values<kIn, kScaled>(source.values, tile, m, launch.scale, lane, sums);
+  }
 }
 
 // `parts` teams share a group. A team's warps take its tiles in rounds, a tile each. More inputs than a batch need
 // teams of one round, as each round has all the inputs.
 template <DType kIn, bool kScaled, typename Team>
 __device__ __forceinline__ void sum_share(const SumLaunch& launch, int parts, uint64_t work, uint8_t* shared,
-                                          const Team& team, uint32_t* first_step) {
+                                          const Team& team, Turn* turn_of_pipeline) {
   constexpr bool kCoded = kIn == DType::bf16;
   TeamSpace<kCoded>& space = *reinterpret_cast<TeamSpace<kCoded>*>(shared);
   Source<kCoded>* const sources = reinterpret_cast<Source<kCoded>*>(shared + sizeof(space));
+  Extent* const extents = reinterpret_cast<Extent*>(sources + min(launch.n, kBatch));
 
-  const int lane = team.lane, warp = team.warp;
+  const int lane = kCoded ? opaque(team.lane) : team.lane, warp = kCoded ? opaque(team.warp) : team.warp;
+  uint32_t exponents = 0;
+  if constexpr (kCoded) exponents = opaque(own_exponents(&space.exponents[warp], lane));
   const uint64_t g = work / parts;
   const int first_round = work % parts * (kRounds / parts);
   const uint64_t tiles_left = tile_count(launch.count) - g * kGroupTiles;
@@ -404,64 +365,67 @@ __device__ __forceinline__ void sum_share(const SumLaunch& launch, int parts, ui
 
   LaneSums sums;
   clear(&sums);
-  uint32_t step = *first_step;  // of the pipeline
+  Turn turn = *turn_of_pipeline;
   for (int first = 0; first < launch.n; first += kBatch) {
     const int n = min(launch.n - first, kBatch), steps = (end_round - first_round) * n;
     team.sync();  // the plans before these have been used
     for (int i = warp; i < n; i += kWarps) {
       Planning* planning = nullptr;
       if constexpr (kCoded) planning = &space.planning[warp];
-      plan_source<kIn>(launch, first + i, g, &sources[i], planning, lane);
+      plan_source<kIn>(launch, first + i, g, &sources[i], {extents + i, n}, planning, lane);
     }
     team.sync();
 
     // Step s adds input s % n to round s / n.
-    const auto extent = [&](int s) {
-      if constexpr (kCoded) {
-        if (sources[s % n].kind == Kind::coded) return sources[s % n].extents[first_round + s / n];
-      }
-      return Extent{};
-    };
+    const Extent* const extent_of_step = extents + first_round * n;
     if constexpr (kCoded) {
       if (team.thread() == 0) {
-        for (int s = 0; s < min(steps, kStages - 1); ++s) space.pipeline.begin(step + s, extent(s));
+        for (int s = 0; s < min(steps, kStages - 1); ++s) space.pipeline.begin(turn.after(s), extent_of_step[s]);
       }
     }
-    int i = 0;
-    uint32_t in_group = first_round * kWarps + warp;
-    uint32_t m = values_in(in_group);
+    uint32_t s = 0;
 #pragma unroll 1
-    for (int s = 0; s < steps; ++s, ++step) {
-      const Source<kCoded>& source = sources[i];
-      if (source.kind == Kind::values && m != 0) {
-        add_values<kIn, kScaled>(source.values, g * kGroupTiles + in_group, m, launch.scale, lane, &sums);
-      }
-      if constexpr (kCoded) {
-        const Stage& stage = space.pipeline.wait(step, team, [&] { return extent(s); });
-        if (source.kind == Kind::coded && m != 0) {
+    for (int round = first_round; round < end_round; ++round) {
+      const uint32_t in_group = round * kWarps + warp, m = values_in(in_group);
+#pragma unroll 1
+      for (int i = 0; i < n; ++i, ++s) {
+        const Source<kCoded>& source = sources[i];
+        if constexpr (!kCoded) {
+          add_values_of<kIn, kScaled>(launch, source, g * kGroupTiles + in_group, m, lane, &sums);
+        } else {
           const StagedTile tile = source.tiles[in_group];
-          const StagedUnit unit = {reinterpret_cast<const uint8_t*>(stage.units) + tile.unit,
-                                   static_cast<uint32_t>(align_up(m)), lane};
-          const uint8_t* dynamic = reinterpret_cast<const uint8_t*>(stage.dynamic) + tile.dynamic;
-          const bool good = decode_tile(tile.code, unit, dynamic, m, space.places, &space.exponents[warp], lane,
-                                        [&](int k, uint4 v) { add<kScaled>(v, launch.scale, sums.sum[k]); });
-          if (!good && lane == 0) report(launch.status + first + i, Status::bad_escapes);
+          const Stage& stage = space.pipeline.wait(turn, team, extent_of_step[s]);
+          const uint8_t* const unit = reinterpret_cast<const uint8_t*>(stage.units) + tile.unit;
+          const uint8_t* const dynamic = reinterpret_cast<const uint8_t*>(stage.dynamic) + tile.dynamic;
+          if (tile.whole_window) {
+            const bool good = add_window_tile<kScaled>(tile.base, tile.dynamic_size, unit, dynamic, exponents,
+                                                       launch.scale, lane, &sums);
+            if (!good) report(launch.status + first + i, Status::bad_escapes);
+          } else if (source.kind == Kind::coded && m != 0) {
+            const int own_lane = opaque(team.lane);  // or parts of this would be kept in registers from step to step
+            const StagedUnit view = {unit, static_cast<uint32_t>(align_up(m)), own_lane};
+            const bool good = decode_tile({tile.mode, tile.base, tile.dynamic_size}, view, dynamic, m, space.places,
+                                          &space.exponents[warp], own_lane,
+                                          [&](int k, uint4 v) { add<kScaled>(v, launch.scale, sums.sum[k]); });
+            if (!good && own_lane == 0) report(launch.status + first + i, Status::bad_escapes);
+          } else {
+            add_values_of<kIn, kScaled>(launch, source, g * kGroupTiles + in_group, m, opaque(team.lane), &sums);
+          }
+          space.pipeline.release(turn, lane);
+          // The warps take turns, so that none of them falls behind.
+          const uint32_t ahead = s + kStages - 1;
+          if (lane == 0 && warp == s % kWarps && ahead < static_cast<uint32_t>(steps)) {
+            space.pipeline.begin(turn.after(kStages - 1), extent_of_step[ahead]);
+          }
+          turn.advance();
         }
-        space.pipeline.release(step, lane);
-        const int ahead = s + kStages - 1;
-        // The warps take turns, so that none of them falls behind.
-        if (lane == 0 && warp == s % kWarps && ahead < steps) space.pipeline.begin(step + kStages - 1, extent(ahead));
       }
-      if (++i < n) continue;
-      if (first + n < launch.n) continue;  // and this was the last step
+      if (first + n < launch.n) continue;  // and this was the last round
       if (m != 0) finish(launch, g * kGroupTiles + in_group, m, &sums, lane);
       clear(&sums);
-      i = 0;
-      in_group += kWarps;
-      m = values_in(in_group);
     }
   }
-  *first_step = step;
+  *turn_of_pipeline = turn;
 }
 
 // Grid: for each share of the work a block of one team, or any number of blocks of several teams.
@@ -469,7 +433,7 @@ template <DType kIn, bool kScaled, int kTeams>
 __global__ void __launch_bounds__(kTeams* kTeamThreads, kMostTeams / kTeams)
     sum_kernel(const __grid_constant__ SumLaunch launch, int parts) {
   constexpr bool kCoded = kIn == DType::bf16;
-  extern __shared__ __align__(16) uint8_t shared[];
+  extern __shared__ __align__(32) uint8_t shared[];
   const Team<kTeams> team;
   const int teams = kTeams == 1 ? 1 : blockDim.x / kTeamThreads;
   uint8_t* const space = shared + (kTeams == 1 ? 0 : team.index * team_bytes<kCoded>(launch.n));
@@ -478,14 +442,14 @@ __global__ void __launch_bounds__(kTeams* kTeamThreads, kMostTeams / kTeams)
     if (team.thread() < 32) coded->places.set(team.thread());
     if (team.thread() == 0) coded->pipeline.init();
   }
-  uint32_t step_of_pipeline = 0;
+  Turn turn;
   if (kTeams == 1) {  // and there are as many as there is work
-    sum_share<kIn, kScaled>(launch, parts, blockIdx.x, space, team, &step_of_pipeline);
+    sum_share<kIn, kScaled>(launch, parts, blockIdx.x, space, team, &turn);
     return wait_for_previous();
   }
   const uint64_t end = group_count(launch.count) * parts, step = static_cast<uint64_t>(gridDim.x) * teams;
   for (uint64_t work = static_cast<uint64_t>(blockIdx.x) * teams + team.index; work < end; work += step) {
-    sum_share<kIn, kScaled>(launch, parts, work, space, team, &step_of_pipeline);
+    sum_share<kIn, kScaled>(launch, parts, work, space, team, &turn);
   }
   wait_for_previous();
 }
