@@ -166,6 +166,19 @@ def test_ranks_are_told_of_first_calls():
     ranks.run(told_of_first_calls, 3)
 
 
+def told_in_trials(rank):
+    """Where calls try one design after the other, one that some ranks did not make is no turn of the others."""
+    ranks.init("zipccl")
+    (group,) = new_groups(1)
+    for _ in range(2):  # design 2 until sizes are known, then trials
+        all_to_all(group)
+    told(rank, group, broadcast, all_to_all, "all_to_all, not broadcast", "broadcast, not all_to_all")
+
+
+def test_ranks_go_on_in_step():
+    ranks.run(told_in_trials, 3)
+
+
 IN_TIME = [
     (lambda g: integer_all_gather(g, dtype=torch.uint8), all_gather),
     (all_gather, lambda g: integer_all_gather(g, dtype=torch.uint8)),

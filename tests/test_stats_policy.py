@@ -366,6 +366,29 @@ def test_uneven_ranks_with_other_clocks_and_shares_decide_alike():
     assert set(made) == set(ALL)
 
 
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_what_is_taken_back_was_never_decided(data):
+    """Two switchers see the same calls; one also decides on calls that are then not made."""
+    plain, other = switcher(bytes_per_s=5 * GB), switcher(bytes_per_s=5 * GB)
+    calls = st.tuples(
+        st.sampled_from([("all_gather", True), ("all_to_all", False)]), st.sampled_from([1 << 20, 1 << 24])
+    )
+    for call in range(data.draw(st.integers(1, 150))):
+        if data.draw(st.integers(0, 3)) == 0:
+            (op, shared), nbytes = data.draw(calls)
+            other.decide(op, 2, nbytes, ALL, shared)
+            other.take_back()
+            other.take_back()  # there is but one to take back
+        (op, shared), nbytes = data.draw(calls)
+        made = [s.decide(op, 2, nbytes, ALL, shared) for s in (plain, other)]
+        assert len({(choice_of(d), d.reason, d.timed, d.trial) for d in made}) == 1, call
+        for s, d in zip((plain, other), made, strict=True):
+            s.record(op, nbytes, d, nbytes / GB, 1000 * (d.choice != "raw"), 710 * (d.choice != "raw"), shared)
+        agree([plain, other], op, [nbytes] * 2, shared)
+        assert plain.own_sizes(op) == other.own_sizes(op)
+
+
 # ---- what need not be decided again --------------------------------------------------------------------------------
 
 

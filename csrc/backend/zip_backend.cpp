@@ -238,7 +238,12 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
         Stopwatch watch;
         if (zips(d.choice)) {
           if (options.choose_code) place.code = state->code;
-          traffic = call.zip(place, d.choice);
+          try {
+            traffic = call.zip(place, d.choice);
+          } catch (const SharedError&) {  // no call was made, and others had decided on another or none
+            state->switcher.take_back();
+            throw;
+          }
           state->stats.add_zipped(op_name(call.op), traffic);
         } else {
           if (call.size.shared) skip_numbers(*carrier, before - std::exchange(state->passed_on, before));

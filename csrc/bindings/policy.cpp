@@ -60,6 +60,7 @@ void bind_policy(py::module_& m) {
           },
           py::arg("op"), py::arg("world"), py::arg("bytes"), py::arg("allowed"), py::arg("shared") = true,
           py::arg("least") = 0)
+      .def("take_back", &Switcher::take_back)
       .def(
           "raw_again",
           [](Switcher& s, const std::string& op, uint64_t bytes, const std::vector<std::string>& allowed, bool shared,

@@ -177,10 +177,12 @@ bool Switcher::wants_measurements(Op op, CallSize size, const Choices& allowed, 
 }
 
 Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowed, uint64_t least, bool say) {
+  change_.reset();
   const Choice first = allowed[0] ? Choice::raw : allowed[2] ? Choice::zip_two : Choice::zip_one;
   if (allowed[0] + allowed[1] + allowed[2] == 1)
     return {first, !say ? "" : allowed[0] ? "zip is not allowed" : "raw is not allowed"};
   Flow& flow = flows_[flow_key(op, size)];
+  change_ = Change{flow_key(op, size), flow};
   const Mix mix = mix_of(&flow, size);
   flow.least = allowed[0] && !size.shared ? least : 0;
   flow.settled.reset();
@@ -201,7 +203,10 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
   }
   const auto heaviest = std::max_element(mix.begin(), mix.end(), lighter);
   bool& tried = timings_[{op, size.shared, heaviest->size_class}].tried;
-  if (!tried) flow.trial_left = kTrial;
+  if (!tried) {
+    flow.trial_left = kTrial;
+    change_->tried = &tried;
+  }
   tried = true;
 
   d = settle(op, world, size.shared, mix, allowed, flow, say);
@@ -247,6 +252,13 @@ Decision Switcher::decide(Op op, int world, CallSize size, const Choices& allowe
   d.choice = static_cast<Choice>(k);
   if (say) d.reason = std::string("trying ") + name(d.choice) + "; " + d.reason;
   return d;
+}
+
+void Switcher::take_back() {
+  if (!change_) return;
+  flows_[change_->key] = std::move(change_->before);
+  if (change_->tried) *change_->tried = false;
+  change_.reset();
 }
 
 // The last kAgreeEvery calls before an agreement. What was counted is flow->since, this call included.

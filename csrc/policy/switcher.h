@@ -72,6 +72,9 @@ class Switcher {
   bool wants_measurements(Op op, CallSize size, const Choices& allowed, uint64_t least) const;
   // One call. `say`: with a reason.
   Decision decide(Op op, int world, CallSize size, const Choices& allowed, uint64_t least, bool say);
+  // As if the last decide() had not been called: for a call that ranks found to differ. None has made it, and others
+  // may have decided on another one, or on none.
+  void take_back();
   // True where decide() would say of this call what it said of the last one like it, namely raw, untimed and without a
   // reason, and no agreement is due behind it. The call is counted then, as by decide(), for less than a microsecond.
   bool raw_again(Op op, CallSize size, const Choices& allowed, uint64_t least);
@@ -154,6 +157,12 @@ class Switcher {
     std::vector<Logged> log;  // the last calls, kAgreeEvery at most
   };
   using Key = std::tuple<Op, bool, int>;  // op, sizes are shared, size class
+  // What the last decide() has changed.
+  struct Change {
+    Key key;
+    Flow before;
+    bool* tried = nullptr;  // set by it, in timings_
+  };
   static constexpr int kAnyClass = -1;
   static int size_class(uint64_t bytes);
   static Key flow_key(Op op, CallSize size);
@@ -184,6 +193,7 @@ class Switcher {
   std::map<Op, double> ratio_;
   std::map<Key, Flow> flows_;
   std::map<Key, Timing> timings_;
+  std::optional<Change> change_;
 };
 
 }  // namespace zipccl
