@@ -351,7 +351,7 @@ __device__ __forceinline__ void sum_share(const SumLaunch& launch, int parts, ui
   Source<kCoded>* const sources = reinterpret_cast<Source<kCoded>*>(shared + sizeof(space));
   Extent* const extents = reinterpret_cast<Extent*>(sources + min(launch.n, kBatch));
 
-  const int lane = kCoded ? opaque(team.lane) : team.lane, warp = kCoded ? opaque(team.warp) : team.warp;
+  const int lane = opaque(team.lane), warp = opaque(team.warp);
   uint32_t exponents = 0;
   if constexpr (kCoded) exponents = opaque(own_exponents(&space.exponents[warp], lane));
   const uint64_t g = work / parts;
