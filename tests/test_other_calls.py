@@ -154,12 +154,13 @@ def test_ranks_are_told_at_once():
 def told_of_first_calls(rank):
     """By `auto`, raw or not: calls are compared where one like them was not made before."""
     ranks.init("zipccl")
-    (group,) = new_groups(1, **dict.fromkeys(zipccl.options.COLLECTIVES, "auto"))
-    before: list = []
+    auto = dict.fromkeys(zipccl.options.COLLECTIVES, "auto")
+    (group,), before = new_groups(1, **auto), set()
     for mine, others, told_me, told_others in AT_ONCE:
-        if not {mine, others} & set(before):
-            told(rank, group, mine, others, told_me, told_others)
-        before += [mine, others]
+        if {mine, others} & before:
+            (group,), before = new_groups(1, **auto), set()
+        told(rank, group, mine, others, told_me, told_others)
+        before |= {mine, others}
 
 
 def test_ranks_are_told_of_first_calls():

@@ -50,6 +50,7 @@ struct OwnCall {
   bool zippable = false;
   bool only_zipped = false;  // the inner backend refuses it raw
   CallSize size;             // in the sense of policy/model.h
+  int root = -1;             // -1: none
   FrameOptions frame;
   std::function<Traffic(const Place&, Choice)> zip;
 

@@ -508,6 +508,7 @@ WorkPtr ZipBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
                            [tensors, opts](c10d::Backend& b) mutable { return b.broadcast(tensors, opts); });
   call.size.bytes = total_bytes(tensors);
   call.received = rank_ == root ? 0 : call.size.bytes;
+  call.root = root;
   call.zippable = fits && frame_for(tensors[0], &call.frame) && call.size.bytes > 0 &&
                   call.size.bytes >= options_.threshold(options_.of(Op::broadcast));
   const bool bytes = fits && odd(tensors, {});
@@ -532,6 +533,7 @@ WorkPtr ZipBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, cons
                 [outputs, inputs, opts](c10d::Backend& b) mutable { return b.scatter(outputs, inputs, opts); });
   call.size.bytes = total_bytes(outputs);
   call.received = rank_ == root ? 0 : call.size.bytes;
+  call.root = root;
   bool fits = outputs.size() == 1 && root >= 0 && root < size_;
   if (rank_ == root)  // wrong arguments of the root are its own to report; the others then wait as for the inner one
     fits = fits && inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(size_) &&
@@ -563,6 +565,7 @@ WorkPtr ZipBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const
                 [outputs, inputs, opts](c10d::Backend& b) mutable { return b.gather(outputs, inputs, opts); });
   call.size.bytes = total_bytes(inputs);
   call.received = rank_ == root ? call.size.bytes * (size_ - 1) : 0;
+  call.root = root;
   bool fits = inputs.size() == 1 && root >= 0 && root < size_;
   if (rank_ == root)
     fits = fits && outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_) &&

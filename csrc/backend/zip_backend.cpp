@@ -28,9 +28,10 @@ at::Device device_of(const OwnCall& call) {
   return at::kCPU;
 }
 
-// What all ranks pass alike of a call's sizes.
+// What all ranks pass alike of a call's sizes, and its root.
 std::vector<int64_t> shared_sizes(const OwnCall& call) {
   std::vector<int64_t> sizes;
+  if (call.root >= 0) sizes.push_back(call.root);
   if (call.size.shared) sizes.push_back(static_cast<int64_t>(call.size.bytes));
   if (call.type == c10d::OpType::COALESCED && call.inputs.size() > 1)
     for (const at::Tensor& t : call.inputs) sizes.push_back(t.numel());

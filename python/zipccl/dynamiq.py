@@ -561,6 +561,7 @@ def wire_bytes(count: int, ranks: int, bits: float) -> int:
     """Bytes that a rank receives for an all-reduce of ``count`` coordinates, at most.
 
     That is 2 (n - 1) / n of them at ``bits`` each, or, of fewer than 2048 n, which are summed uncompressed, at 32 bits.
+    Rounding can add a little to small buckets: less than 16 (n - 1) bytes, with ``widths="paper"`` 32 (n - 1).
     More arrive where so few bits cannot be met: as ``DynamiQState`` says, and below 3 bits also of little more than
     2048 n coordinates.
     """
