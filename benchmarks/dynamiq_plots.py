@@ -67,26 +67,33 @@ def ablation(axes, result: dict) -> None:
     axes.set(title=f"techniques one by one; {result['workers']} workers, {result['gradients']}", xlabel="vNMSE")
 
 
+def exact_method(result: dict) -> str:
+    return "fp32" if any(r["method"] == "fp32" for r in result["runs"]) else "bf16"
+
+
 def losses(axes, result: dict) -> None:
-    reference = {r["seed"]: r for r in result["runs"] if r["method"] == "fp32"}
+    exact = exact_method(result)
+    reference = {r["seed"]: r for r in result["runs"] if r["method"] == exact}
     for run in result["runs"]:
         base = reference.get(run["seed"])
-        if base is None or run["method"] == "fp32" or run["seed"] != min(reference):
+        if base is None or run["method"] == exact or run["seed"] != min(reference):
             continue
         steps = [step for step, _ in run["evaluated"]]
         over = [100 * (a[1] / b[1] - 1) for a, b in zip(run["evaluated"], base["evaluated"], strict=True)]
         axes.plot(steps, over, label=f"{run['method']} ({run['bits']:.1f} b)")
-    title = f"held-out loss over fp32's, %: GPT, {result['workers']} workers, {result['steps']} steps"
+    model = f"GPT of {result['runs'][0]['parameters'] / 1e6:.2g} M"
+    title = f"held-out loss over {exact}'s, %: {model}, {result['workers']} workers, {result['steps']} steps"
     axes.set(title=title, xlabel="step", ylabel="%")
     axes.set_yscale("symlog", linthresh=0.1)
     axes.legend(fontsize=5, ncol=2)
 
 
 def time_to_loss(axes, result: dict, gbit: float = 10) -> None:
-    """Until fp32's final loss is reached within 1 %, with gradients sent after they are computed."""
+    """Until the exact method's final loss is reached within 1 %, with gradients sent after they are computed."""
+    exact = exact_method(result)
     first = min(r["seed"] for r in result["runs"])
     runs = [r for r in result["runs"] if r["seed"] == first]
-    target = 1.01 * next(r["final_loss"] for r in runs if r["method"] == "fp32")
+    target = 1.01 * next(r["final_loss"] for r in runs if r["method"] == exact)
     computing = min(r["seconds_computing"] for r in runs)
     names, seconds = [], []
     for run in runs:
@@ -94,7 +101,7 @@ def time_to_loss(axes, result: dict, gbit: float = 10) -> None:
         names.append(f"{run['method']}{'' if steps else ' (never)'}")
         seconds.append((steps or 0) * (computing + run["wire_bits"] / (gbit * 1e9)))
     axes.barh(names[::-1], seconds[::-1])
-    axes.set(title=f"seconds to 1 % above fp32's final loss at {gbit:g} Gbit/s (computed)", xlabel="s")
+    axes.set(title=f"seconds to 1 % above {exact}'s final loss at {gbit:g} Gbit/s (computed)", xlabel="s")
 
 
 def speed(axes, result: dict) -> None:

@@ -332,10 +332,9 @@ def dynamiq_error_8192():
     return lines
 
 
-@table
-def dynamiq_training():
+def final_losses(name: str) -> list[list[str]]:
     losses: dict[str, dict[int, float]] = {}
-    for r in results("dynamiq-training-h200")["runs"]:
+    for r in results(name)["runs"]:
         losses.setdefault(r["method"], {})[r["seed"]] = r["final_loss"]
     base = losses.pop("bf16")
     lines = [["held-out loss against bf16 all-reduce, %", "mean", "each seed"]]
@@ -343,6 +342,16 @@ def dynamiq_training():
         mean = statistics.mean(of.values()) / statistics.mean(base[s] for s in of)
         lines.append([method, percent(mean), ", ".join(percent(of[s] / base[s]) for s in of)])
     return lines
+
+
+@table
+def dynamiq_training():
+    return final_losses("dynamiq-training-h200")
+
+
+@table
+def dynamiq_training_small():
+    return final_losses("dynamiq-training-cpu")
 
 
 @table
