@@ -180,6 +180,18 @@ def test_ranks_go_on_in_step():
     ranks.run(told_in_trials, 3)
 
 
+def told_before_measuring(rank):
+    """By `auto` the second all-to-all measures the link, which nobody must begin alone."""
+    ranks.init("zipccl")
+    (group,) = new_groups(1, all_to_all="auto")
+    all_to_all(group)
+    told(rank, group, broadcast, all_to_all, "all_to_all, not broadcast", "broadcast, not all_to_all")
+
+
+def test_ranks_are_told_before_they_measure():
+    ranks.run(told_before_measuring, 3)
+
+
 IN_TIME = [
     (lambda g: integer_all_gather(g, dtype=torch.uint8), all_gather),
     (all_gather, lambda g: integer_all_gather(g, dtype=torch.uint8)),

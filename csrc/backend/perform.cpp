@@ -35,11 +35,15 @@ Decision explain_at(const Place& place, Op op, uint64_t bytes, const FrameOption
   return d;
 }
 
+bool measures_first(Op op, CallSize size, const BackendOptions& options, const Switcher& switcher) {
+  return switcher.wants_measurements(op, size, choices(op, options), options.threshold(options.of(op)));
+}
+
 Decision decide(const Place& place, Op op, CallSize size, const FrameOptions& frame, const BackendOptions& options,
                 Switcher* switcher, std::optional<Code>* code) {
   const Switcher::Choices allowed = choices(op, options);
   const uint64_t least = options.threshold(options.of(op));
-  if (switcher->wants_measurements(op, size, allowed, least))
+  if (measures_first(op, size, options, *switcher))
     measure(place, frame, switcher, options.choose_code ? code : nullptr);
   const bool say = options.log_decisions && place.rank() == 0;
   Decision d = switcher->decide(op, place.world(), size, allowed, least, say);

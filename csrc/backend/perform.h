@@ -26,6 +26,9 @@ auto naming(const std::string& what, F&& f) {
 // What the options leave to choose from.
 Switcher::Choices choices(Op op, const BackendOptions& options);
 
+// Whether decide() would measure the link first, which takes messages.
+bool measures_first(Op op, CallSize size, const BackendOptions& options, const Switcher& switcher);
+
 // Measures link and codec first where raw is a choice and nothing was measured yet. *code gets what the options leave
 // to be chosen then.
 Decision decide(const Place& place, Op op, CallSize size, const FrameOptions& frame, const BackendOptions& options,

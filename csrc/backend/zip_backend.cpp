@@ -228,7 +228,7 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
       };
       try {
         const int64_t kind = CallId(call.op, 0).of(call.frame.dtype, sizes).word();
-        if (chooses && state->step.is_new(kind)) {
+        if (chooses && (state->step.is_new(kind) || measures_first(call.op, call.size, options, state->switcher))) {
           check_in_step(place, id);
           state->step.compared(kind);
         }
