@@ -170,8 +170,7 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   HostOfCuda host(*this, call.patience.timeout);
   if (!state.words_by_host) may_wait();
   naming(what, [&] { prepare(state, &place, host); });
-  const bool measures = state.switcher.wants_measurements(call.op, call.size, choices(call.op, options_),
-                                                          options_.threshold(options_.of(call.op)));
+  const bool measures = measures_first(call.op, call.size, options_, state.switcher);
   if (measures) may_wait();
   auto decide_here = [&] {
     return decide(place, call.op, call.size, call.frame, options_, &state.switcher, &state.code);
