@@ -20,6 +20,7 @@ FLAG = "-fsanitize=thread"
 TESTS = [
     "tests/test_codec_threads.py",
     "tests/test_random_collectives.py",
+    "tests/test_raw_again.py",
     "tests/test_threads.py",
     "tests/test_faults.py",
 ]

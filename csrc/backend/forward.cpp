@@ -102,8 +102,7 @@ WorkPtr ZipBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
 // other ranks before those can be.
 WorkPtr ZipBackend::after_own_calls(const WorkPtr& forwarded) {
   if (!worker_ || stopped_) return forwarded;
-  auto work = c10::make_intrusive<CpuWork>(rank_, forwarded->retrieveOpType(), nullptr, std::vector<at::Tensor>{},
-                                           std::vector<at::Tensor>{});
+  auto work = c10::make_intrusive<CpuWork>(rank_, forwarded->retrieveOpType());
   worker_->submit([forwarded] { forwarded->wait(); }, [work](std::exception_ptr error) { work->complete(error); });
   return work;
 }

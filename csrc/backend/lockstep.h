@@ -20,6 +20,8 @@ class Lockstep {
     ++calls_;
   }
   void leave() { lost_ = false; }
+  // What was left in the belief that it would end well has not.
+  void lose() { lost_ = true; }
   // As if enter() had not been called.
   void withdraw() {
     lost_ = false;

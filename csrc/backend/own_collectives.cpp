@@ -337,13 +337,20 @@ WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
   const uint64_t received = got < 0 ? 0 : output.nbytes() - got * output.itemsize();
   // No rank knows how much the others send, not even where it passes no splits itself: the switcher has them agree.
   const CallSize size{std::max<uint64_t>(input.nbytes(), output.nbytes()), /*shared=*/false};
+  const auto raw = [&](c10d::Backend& b) { return b.alltoall_base(output, input, output_splits, input_splits, opts); };
   if (inner_moves(input) && !compares(input) &&
       (stays_raw(Op::all_to_all, input, std::numeric_limits<uint64_t>::max()) ||
        (fits && raw_again(Op::all_to_all, size, input, output))))
-    return pass_on(Op::all_to_all, received, input.device(),
-                   [&](c10d::Backend& b) { return b.alltoall_base(output, input, output_splits, input_splits, opts); });
+    return pass_on(Op::all_to_all, received, input.device(), raw);
+  const auto type = c10d::OpType::ALLTOALL_BASE;
+  FrameOptions frame;
+  if (fits && input.is_cpu() && !compares(input) && contiguous({input, output}) && frame_for(input, &frame)) {
+    const std::vector<int64_t> none;
+    const Again again{Op::all_to_all, type, frame.dtype, size, none, received, patience(opts), input, output, raw};
+    if (WorkPtr work = begin_again(again)) return work;
+  }
   OwnCall call = all_to_all_call(
-      c10d::OpType::ALLTOALL_BASE,
+      type,
       [in, out, input_splits, output_splits, world = size_] {
         return std::pair(split_parts(in, input_splits, world), split_parts(out, output_splits, world));
       },

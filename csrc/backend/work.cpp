@@ -1,22 +1,46 @@
 #include "backend/work.h"
 
+#include <ATen/record_function.h>
+
 #include "collectives/error.h"
 
 namespace zipccl {
 
-CpuWork::CpuWork(int rank, c10d::OpType op, const char* title, const std::vector<at::Tensor>& inputs,
-                 std::vector<at::Tensor> outputs)
-    : Work(rank, op, title, inputs),
-      outputs_(std::move(outputs)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+namespace {
+using Inputs = std::optional<std::vector<at::Tensor>>;
+}
+
+// Titles and inputs are for profilers.
+CpuWork::CpuWork(int rank, c10d::OpType op, const char* title, at::TensorList inputs, at::TensorList outputs)
+    : Work(rank, op, at::hasCallbacks() ? title : nullptr, at::hasCallbacks() ? Inputs(inputs.vec()) : std::nullopt),
+      outputs_(outputs.vec()) {}
 
 void CpuWork::complete(std::exception_ptr error) {
+  if (complete_but_future(std::move(error))) complete_future();
+}
+
+bool CpuWork::complete_but_future(std::exception_ptr error) {
   // The base class first: isCompleted() must hold when callbacks of the future run.
-  finish(error);
-  if (error)
-    future_->setErrorIfNeeded(error);
+  finish(std::move(error));
+  std::lock_guard<std::mutex> lock(mutex_);
+  return future_ && !future_->completed();
+}
+
+void CpuWork::complete_future() {
+  if (exception_)
+    future_->setErrorIfNeeded(exception_);
   else
     future_->markCompleted(c10::IValue(outputs_));
+}
+
+// Made for those who ask: most wait.
+c10::intrusive_ptr<c10::ivalue::Future> CpuWork::getFuture() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!future_) {
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    if (completed_) complete_future();
+  }
+  return future_;
 }
 
 void CpuWork::behind(std::function<uint64_t()> queued, std::chrono::milliseconds timeout, std::string what) {
@@ -53,6 +77,7 @@ std::exception_ptr CpuWork::exception() const {
 }
 
 bool CpuWork::wait(std::chrono::milliseconds timeout) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     std::unique_lock<std::mutex> lock(mutex_);
     if (timeout == kNoTimeout) {
@@ -61,8 +86,9 @@ bool CpuWork::wait(std::chrono::milliseconds timeout) {
     } else if (!cv_.wait_for(lock, timeout, [&] { return completed_; })) {
       throw Error("zipccl: operation timed out after " + std::to_string(timeout.count()) + " ms");
     }
+    future = future_;
   }
-  future_->wait();  // at once: complete() is there. Who has waited finds the future done.
+  if (future) future->wait();  // at once: complete() is there. Who has waited finds the future done.
   if (exception_) std::rethrow_exception(exception_);
   return true;
 }

@@ -1,9 +1,7 @@
 // Construction, life cycle, and the way every own call takes.
 #include "backend/zip_backend.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
-#include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 
 #include <cstdio>
@@ -15,7 +13,6 @@
 #include "collectives/error.h"
 #include "collectives/place.h"
 #include "collectives/torch_threads.h"
-#include "collectives/words.h"
 
 namespace zipccl {
 
@@ -26,24 +23,6 @@ at::Device device_of(const OwnCall& call) {
   for (const auto* list : {&call.inputs, &call.outputs})
     for (const at::Tensor& t : *list) return t.device();
   return at::kCPU;
-}
-
-// What all ranks pass alike of a call's sizes, and its root.
-std::vector<int64_t> shared_sizes(const OwnCall& call) {
-  std::vector<int64_t> sizes;
-  if (call.root >= 0) sizes.push_back(call.root);
-  if (call.size.shared) sizes.push_back(static_cast<int64_t>(call.size.bytes));
-  if (call.type == c10d::OpType::COALESCED && call.inputs.size() > 1)
-    for (const at::Tensor& t : call.inputs) sizes.push_back(t.numel());
-  return sizes;
-}
-
-// gloo tells collectives apart by their number. Raw calls are made on one instance and those that are too small to
-// choose on another, so a rank that makes one of the latter alone would then meet a call of the others with its next.
-// Therefore the calls that the other instance has made since count here, too, those beyond three as two or three.
-void skip_numbers(c10d::Backend& gloo, uint64_t calls) {
-  std::vector<at::Tensor> nothing{at::empty({0}, at::kByte)};
-  for (uint64_t left = calls < 2 ? calls : 2 + calls % 2; left > 0; --left) gloo.allreduce(nothing);  // sends nothing
 }
 
 #ifdef ZIPCCL_WITH_CUDA
@@ -125,13 +104,14 @@ std::vector<BackendPtr> ZipBackend::all_inner() const {
   return list;
 }
 
-std::string ZipBackend::describe(const char* name, const std::string& more) const {
-  return std::string("zipccl ") + name + " (rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
-         ", group " + (pg_uid_.empty() ? "?" : pg_uid_) + more + ")";
+std::string ZipBackend::describe(const char* name, int rank, int world, const std::string& group,
+                                 const std::string& more) {
+  return std::string("zipccl ") + name + " (rank " + std::to_string(rank) + " of " + std::to_string(world) +
+         ", group " + (group.empty() ? "?" : group) + more + ")";
 }
 
-std::string ZipBackend::describe(const OwnCall& call) const {
-  return describe(op_name(call.op), ", " + std::to_string(call.size.bytes) + " bytes");
+std::string ZipBackend::describe(Op op, CallSize size, int rank, int world, const std::string& group) {
+  return describe(op_name(op), rank, world, group, ", " + std::to_string(size.bytes) + " bytes");
 }
 
 // Only things every rank knows alike may be looked at here and where call.zippable is set: options, dtypes, counts, the
@@ -183,109 +163,13 @@ WorkPtr ZipBackend::run(OwnCall call) {
     if (device.is_cuda() && cuda_) {
       if (lie_well(call)) return run_cuda(std::move(call));
       if (!nccl_looks(call))
-        throw Error(describe(call) + ": a tensor has gaps between its values or several of them in one place; NCCL " +
+        throw Error(describe(call.op, call.size) +
+                    ": a tensor has gaps between its values or several of them in one place; NCCL " +
                     "would move what lies there, so pass a contiguous one");
     }
 #endif
   }
   return pass_on(call.op, call.received, device, call.raw);
-}
-
-WorkPtr ZipBackend::run_cpu(OwnCall call) {
-  TORCH_CHECK(!stopped_, "zipccl: the process group was shut down");
-  if (getpid() != made_in_) throw Error(describe(call) + ": this process is a fork of the one that made the group");
-  // Found out when the values are there, it would leave the other ranks waiting for this one.
-  for (const at::Tensor& t : call.outputs)
-    if (call.received > 0 && at::has_internal_overlap(t) == at::MemOverlap::Yes)
-      throw Error(describe(call) + ": several values of the output share one place in memory");
-  if (!worker_) worker_ = std::make_unique<Worker>();
-  ++own_cpu_calls_;
-  auto work = c10::make_intrusive<CpuWork>(rank_, call.type, profile_title(call.op), call.inputs, call.outputs);
-  const bool async = call.patience.async;
-  const std::chrono::milliseconds timeout = state_->timeout_of(call.patience);
-  std::string named = timeout != c10d::kUnsetTimeout ? describe(call) : "";
-  BackendOptions options = options_;
-  if (call.only_zipped && options.of(call.op) == Mode::automatic) options.mode[static_cast<int>(call.op)] = Mode::zip;
-  auto run = [state = state_, before = passed_on_.load(), carrier = state_->zip ? state_->zip : cpu_, options,
-              may_zip = may_zip(call), what = describe(call), call = std::move(call), modes = at::ThreadLocalState(),
-              threads = at::get_num_threads()] {
-    // The caller's word on no_grad and inference mode counts for whoever writes to the outputs.
-    at::ThreadLocalStateGuard as_caller(modes);
-    const ThreadLimit as_many(threads);
-    naming(what, [&] {
-      state->step.enter();
-      const Messages messages(carrier, state->timeout_of(call.patience));
-      Place place{*state->engine, messages, what};
-      place.forecast = &state->forecasts[static_cast<int>(call.op)];
-      place.call = CallId(call.op, before + state->step.calls());
-      const std::vector<int64_t> sizes = shared_sizes(call);
-      const CallId id = place.call.of(call.frame.dtype, sizes);
-      const bool chooses = may_zip && is_timed(call.op, options);
-      const auto agree_now_and_then = [&] {
-        if (!chooses || !state->switcher.wants_agreement(call.op, call.size)) return;
-        check_in_step(place, id, state->step.history());
-        agree(place, call.op, call.size, &state->switcher);
-      };
-      try {
-        const int64_t kind = CallId(call.op, 0).of(call.frame.dtype, sizes).word();
-        if (chooses && (state->step.is_new(kind) || measures_first(call.op, call.size, options, state->switcher))) {
-          check_in_step(place, id);
-          state->step.compared(kind);
-        }
-        const Decision d = may_zip
-                               ? decide(place, call.op, call.size, call.frame, options, &state->switcher, &state->code)
-                               : Decision{Choice::raw, "", 0, 0};
-        Traffic traffic;
-        Stopwatch watch;
-        if (zips(d.choice)) {
-          if (options.choose_code) place.code = state->code;
-          try {
-            traffic = call.zip(place, d.choice);
-          } catch (const SharedError&) {  // no call was made, and others had decided on another or none
-            state->switcher.take_back();
-            throw;
-          }
-          state->stats.add_zipped(op_name(call.op), traffic);
-        } else {
-          if (call.size.shared) skip_numbers(*carrier, before - std::exchange(state->passed_on, before));
-          if (call.raw_here) {
-            call.raw_here(place);
-          } else {
-            state->step.withdraw();
-            const WorkPtr raw = call.raw(*carrier);  // arguments that gloo refuses leave nothing on the way
-            state->step.enter();
-            raw->wait();
-          }
-          state->step.made_raw(id.word());
-          state->stats.add_raw(op_name(call.op), call.received);
-        }
-        if (d.timed)
-          state->switcher.record(call.op, call.size, d.number, d.choice, watch.lap(), traffic.raw_bytes,
-                                 traffic.wire_bytes);
-        agree_now_and_then();
-        state->step.leave();
-      } catch (const SharedError&) {
-        state->step.leave();
-        throw;
-      } catch (const EarlyFrameError&) {
-        throw;
-      } catch (const FrameError&) {
-        // Found by this rank alone, when all messages of the call had been exchanged: the peers go on, so it must too.
-        try {
-          agree_now_and_then();
-          state->step.leave();
-        } catch (const std::exception&) {  // the frame is what this call failed of
-        }
-        throw;
-      }
-    });
-  };
-  auto done = [work](std::exception_ptr error) { work->complete(error); };
-  // A caller who waits anyway does the call itself where nothing is ahead of it, which spares two changes of thread.
-  if (!async && worker_->run_here(run, done)) return work;
-  Worker::Queued queued = worker_->submit(std::move(run), std::move(done));
-  if (timeout != c10d::kUnsetTimeout) work->behind(std::move(queued), timeout, std::move(named));
-  return work;
 }
 
 Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
@@ -300,8 +184,7 @@ Decision ZipBackend::explain(Op op, at::Device device, uint64_t bytes) {
   TORCH_CHECK(device.is_cpu() && state_->zip,
               "zipccl: this group has nothing that could zip " + device.str() + " tensors");
   if (!worker_) worker_ = std::make_unique<Worker>();
-  auto work = c10::make_intrusive<CpuWork>(rank_, c10d::OpType::UNKNOWN, nullptr, std::vector<at::Tensor>{},
-                                           std::vector<at::Tensor>{});
+  auto work = c10::make_intrusive<CpuWork>(rank_, c10d::OpType::UNKNOWN);
   auto decision = std::make_shared<Decision>();
   worker_->submit(
       [state = state_, frame, options = options_, op, bytes, decision, what = describe("explain"),

@@ -10,6 +10,7 @@
 // Overrides come in the order of Backend.hpp.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
 #include <unistd.h>
 
 #include <array>
@@ -39,6 +40,8 @@
 #endif
 
 namespace zipccl {
+
+class CpuWork;
 
 // What torch hands round when a group is split: name and timeout of the part. All else the part has from its parent.
 struct GroupOptions : c10d::Backend::Options {
@@ -145,6 +148,8 @@ class ZipBackend : public c10d::Backend {
     Lockstep step;
     uint64_t passed_on = 0;  // calls of cpu_ when numbers were last skipped for them
     Stats stats;             // of both devices
+    // Timeout of the last call that was begun to go on by itself.
+    std::chrono::milliseconds begun_with{0};
     // Set for the group since it was made; unset: gloo's own.
     std::atomic<std::chrono::milliseconds> timeout{c10d::kUnsetTimeout};
     explicit CpuState(BackendPtr backend);
@@ -155,13 +160,35 @@ class ZipBackend : public c10d::Backend {
 
   // Zipped, raw on our own way, or forwarded.
   WorkPtr run(OwnCall call);
+  struct CpuCall;
   WorkPtr run_cpu(OwnCall call);
+  // A call that may be raw as the last one like it was. shared: what all ranks pass alike of its sizes.
+  struct Again {
+    Op op;
+    c10d::OpType type;
+    DType dtype;
+    CallSize size;
+    const std::vector<int64_t>& shared;
+    uint64_t received;
+    Patience patience;
+    at::TensorList inputs, outputs;
+    c10::function_ref<WorkPtr(c10d::Backend&)> raw;
+  };
+  // Does it on gloo's threads, without waiting, where nothing else is under way but other such calls, and nothing of it
+  // is to be compared between ranks, timed or agreed on. Null where that is not so; then nothing has happened. Of CPU
+  // tensors that fit each other and that gloo moves.
+  WorkPtr begin_again(const Again& call);
+  class RawUnderWay;
+  std::shared_ptr<Worker::UnderWay> begin_again(const Again& call, bool beside, c10::intrusive_ptr<CpuWork>* work);
   // Options and threshold; what only the collective knows comes in the call.
   bool may_zip(const OwnCall& call) const;
   // The frame options of a tensor's dtype; false where a frame would not be smaller.
   bool frame_for(const at::Tensor& t, FrameOptions* frame) const;
-  std::string describe(const OwnCall& call) const;
-  std::string describe(const char* name, const std::string& more = "") const;
+  std::string describe(Op op, CallSize size) const { return describe(op, size, rank_, size_, pg_uid_); }
+  static std::string describe(Op op, CallSize size, int rank, int world, const std::string& group);
+  std::string describe(const char* name) const { return describe(name, rank_, size_, pg_uid_); }
+  static std::string describe(const char* name, int rank, int world, const std::string& group,
+                              const std::string& more = "");
   // True where a call of that many bytes on tensors like `t` goes to the inner backend whatever the switcher would say.
   bool stays_raw(Op op, const at::Tensor& t, uint64_t bytes) const;
   // Such a call, with nothing else to be done.

@@ -155,13 +155,13 @@ WorkPtr ZipBackend::run_cuda(OwnCall call) {
   frame_checks_->poll();
   last_cuda_ = device;
   CudaState& state = cuda_state(device);
-  if (state.step.lost()) naming(describe(call), [&] { state.step.check(); });
+  if (state.step.lost()) naming(describe(call.op, call.size), [&] { state.step.check(); });
   backend_for(device);
   const Messages messages(cuda_, call.patience.timeout);
   std::string what;  // for errors; made where there may be some
   Engine::Watch watch;
   auto may_wait = [&] {
-    what = describe(call);
+    what = describe(call.op, call.size);
     watch = watch_over(what, call.patience.timeout);
     state.engine->set_watch(watch);
   };

@@ -403,10 +403,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("__repr__", [](const Call& c) { return c.name + "(" + c.arguments + ")"; });
   py::class_<Recorder, c10::intrusive_ptr<Recorder>, c10d::Backend>(m, "Recorder")
       .def(py::init([](int rank, int size) { return c10::make_intrusive<Recorder>(rank, size); }))
-      .def("reply", &Recorder::reply)
-      .def("fail_next", &Recorder::fail_next)
-      .def("hold", &Recorder::hold)
-      .def("take_calls", &Recorder::take_calls)
+      // Without the GIL: worker threads may need it for tensors that they let go of with our mutex held.
+      .def("reply", &Recorder::reply, py::call_guard<py::gil_scoped_release>())
+      .def("fail_next", &Recorder::fail_next, py::call_guard<py::gil_scoped_release>())
+      .def("hold", &Recorder::hold, py::call_guard<py::gil_scoped_release>())
+      .def("take_calls", &Recorder::take_calls, py::call_guard<py::gil_scoped_release>())
       .def("last_work", &Recorder::last_work);
   m.def("invoke", &invoke);
   // Python has no method for it: torch reaches it through functional collectives and coalescing managers.

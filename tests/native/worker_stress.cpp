@@ -3,9 +3,11 @@
 // Patience is without limit wherever nothing may have to be waited for: a mistake is a hang, which the caller ends.
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -203,6 +205,149 @@ void leave_a_stuck_job() {
   reported->get_future().wait();
 }
 
+// Something under way that another thread ends.
+class Flight : public Worker::UnderWay {
+ public:
+  explicit Flight(std::function<void()> note) : note_(std::move(note)) {}
+  ~Flight() override {
+    if (flying_.joinable()) flying_.join();
+  }
+  void fly(unsigned microseconds) {
+    flying_ = std::thread([this, microseconds] {
+      std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+      land();
+    });
+  }
+  void land() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    landed_ = true;
+    changed_.notify_all();
+  }
+  bool over() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return landed_;
+  }
+  void finish() override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return landed_; });
+    note_();
+  }
+
+ private:
+  std::function<void()> note_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool landed_ = false;
+  std::thread flying_;
+};
+
+// What is under way ends beside others like it, but jobs begin when all of it has ended; nothing gets lost or mixed up.
+void begin_among_jobs(int rounds, int calls) {
+  std::mt19937 random(2);
+  for (int round = 0; round < rounds; ++round) {
+    Journal journal;
+    int in_the_air = 0, together = 0, noted = 0;  // of who leads
+    std::atomic<int> reports{0};
+    Worker worker(round % 2 ? 10 : 0.0002);
+    int jobs = 0, begun = 0;
+    for (int i = 0; i < calls; ++i) {
+      if (random() % 4) {
+        auto flight = std::make_shared<Flight>([&] {
+          --in_the_air;
+          ++noted;
+        });
+        const bool done = worker.begin_here([&](bool beside) -> std::shared_ptr<Worker::UnderWay> {
+          require(beside == (in_the_air > 0), "begin() knows whether it is alone");
+          journal.add(i);
+          if (i % 11 == 0) return nullptr;
+          together += in_the_air++ > 0;
+          flight->fly(random() % 100);
+          return flight;
+        });
+        begun += done;
+        if (done || i % 11 == 0) continue;
+      }
+      auto run = [&] {
+        require(in_the_air == 0, "jobs wait for what is under way");
+        journal.add(-1);
+      };
+      auto report = [&](std::exception_ptr e) {
+        require(!e, "no error");
+        ++reports;
+      };
+      ++jobs;
+      if (random() % 2 || !worker.run_here(run, report)) worker.submit(run, report);
+    }
+    require(worker.drain(kForEver), "all of it ends");
+    require(in_the_air == 0 && noted == begun, "drain() returns when nothing is under way");
+    Worker::drain_all(kForEver);
+    worker.stop(kForEver);
+    require(reports == jobs && !worker.begin_here([](bool) { return nullptr; }), "nothing begins after stop()");
+  }
+}
+
+void throw_in_begin() {
+  Worker worker;
+  bool thrown = false;
+  try {
+    worker.begin_here([](bool) -> std::shared_ptr<Worker::UnderWay> { throw std::runtime_error("no"); });
+  } catch (const std::runtime_error&) {
+    thrown = true;
+  }
+  bool ran = false;
+  require(thrown && worker.run_here([&] { ran = true; }, [](std::exception_ptr) {}) && ran, "the worker goes on");
+}
+
+// What never ends holds up neither the caller nor, for longer than it may, stop(). Somebody keeps it, as a stuck job.
+void leave_what_is_under_way(bool drain) {
+  std::weak_ptr<Flight> seen;
+  std::promise<void> noted;
+  std::shared_ptr<Flight> flight = std::make_shared<Flight>([&] { noted.set_value(); });
+  std::atomic<bool> cancelled{false};
+  {
+    Worker worker;
+    require(worker.begin_here([&](bool) { return flight; }), "it is begun");
+    worker.submit([] {}, [&](std::exception_ptr e) { cancelled = e != nullptr; });
+    if (drain) require(!worker.drain(0.01), "drain() tells of it");
+    require(!cancelled, "a job behind waits");
+    worker.stop(0.01);
+    require(cancelled, "until stop() cancels it");
+  }
+  seen = flight;
+  flight.reset();
+  require(!seen.expired(), "what is under way is kept");
+  seen.lock()->land();
+  noted.get_future().wait();
+  while (!seen.expired()) std::this_thread::yield();
+}
+
+// Reports from elsewhere run beside jobs, may wait for them, and run after the worker's end, too.
+void reports_from_elsewhere(int n) {
+  std::atomic<int> reported{0};
+  auto worker = std::make_unique<Worker>();
+  const Worker::Reporter report = worker->reporter();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < n; ++i)
+        report([&, i] {
+          if (i % 10 == 0) {
+            std::promise<void> job;
+            worker->submit([] {}, [&](std::exception_ptr) { job.set_value(); });
+            job.get_future().wait();
+          }
+          ++reported;
+        });
+    });
+  for (std::thread& t : threads) t.join();
+  while (reported < 2 * n) std::this_thread::yield();
+  worker->stop(kForEver);
+  worker.reset();
+  std::promise<void> later;
+  report([&] { later.set_value(); });
+  later.get_future().wait();
+}
+
 int threads_of_process() {
   std::ifstream status("/proc/self/status");
   std::string word;
@@ -268,6 +413,11 @@ int main() {
   end_inside_a_report(100);
   drain_everything(200);
   leave_a_stuck_job();
+  begin_among_jobs(20, 200);
+  throw_in_begin();
+  leave_what_is_under_way(true);
+  leave_what_is_under_way(false);
+  reports_from_elsewhere(300);
   idle_threads_end(1000);
   workers_come_and_go(100);
   std::puts("all is well");
