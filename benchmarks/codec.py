@@ -202,7 +202,7 @@ def main() -> int:
     harness.add_data_argument(parser)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--code", choices=["fast", "dense", "raw"], nargs="+", default=["fast", "dense"])
-    parser.add_argument("--layout", choices=["compact", "split"], default="compact")
+    parser.add_argument("--layout", choices=["compact", "split", "packed"], default="compact")
     parser.add_argument("--checksum", action="store_true")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU only (default 1)")
     parser.add_argument("--max-sms", type=int, default=0, metavar="N", help="CUDA only; 0: all")

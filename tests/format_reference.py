@@ -16,10 +16,13 @@ MAGIC = 0x4C43505A
 VERSION = 1
 HEADER_BYTES = 64
 RAW, FAST, DENSE = 0, 1, 2
-CHECKSUM, SPLIT = 1, 2  # flags
-WINDOW, CONSTANT, RAW_TILE = 0, 1, 2  # tile modes
+CHECKSUM, SPLIT, PACKED = 1, 2, 4  # flags
+LAYOUTS = {"compact": 0, "split": SPLIT, "packed": PACKED}
+WINDOW, CONSTANT, RAW_TILE, HELD = 0, 1, 2, 3  # tile modes
 TILE, GROUP = 1024, 32768
 PLANES_BYTES = 384
+UNIT = TILE + PLANES_BYTES  # bytes of the largest one
+PACKED_FROM = 24 << 20  # values
 BFLOAT16 = 11
 MAX_COUNT = 1 << 56
 
@@ -108,6 +111,10 @@ class Geometry:
         self.base_begin = self.word_begin + align16(2 * self.tiles)
         self.tables_end = self.base_begin + align16(self.tiles)
         self.units_capacity = sum(align16(self.m(t)) + PLANES_BYTES for t in range(self.tiles))
+        slots_end = self.tables_end + 8 * (self.groups + 1)
+        self.units_begin = -(-slots_end // 32) * 32 if count else HEADER_BYTES  # packed, as the next two
+        self.full_tiles = count // TILE
+        self.last_bytes = align16(count % TILE) + PLANES_BYTES if count % TILE else 0
 
     def m(self, t: int) -> int:
         return TILE if t < self.tiles - 1 else self.count - TILE * (self.tiles - 1)
@@ -115,9 +122,20 @@ class Geometry:
     def group(self, g: int) -> range:
         return range(32 * g, min(32 * g + 32, self.tiles))
 
-    def limit(self, split: bool) -> int:
-        units = self.units_capacity if split else self.count + (16 if self.count % TILE else 0)
-        return align16(self.tables_end + units + self.count + 2 + 16 * self.groups)
+    def front(self, layout: str) -> int:
+        return {
+            "compact": self.tables_end,
+            "split": self.tables_end + self.units_capacity,
+            "packed": self.units_begin + self.last_bytes,
+        }[layout]
+
+    def limit(self, layout: str) -> int:
+        units = {
+            "compact": self.count + (16 if self.count % TILE else 0),
+            "split": 0,
+            "packed": TILE * self.full_tiles,
+        }[layout]
+        return align16(self.front(layout) + units + self.count + 2 + 16 * self.groups)
 
     def dense_limit(self, data_bytes: int) -> int:
         """Section 4.4."""
@@ -173,28 +191,52 @@ def encode_tile(values: np.ndarray) -> tuple[int, int, bytes, bytes]:
     return WINDOW, base, unit + b"".join(struct.pack("<32I", *plane) for plane in planes), bytes(escapes)
 
 
-def assemble(count: int, tiles: list[tuple[int, int, bytes, bytes]], split: bool) -> bytes:
-    """Everything behind the header, for `count` values or elements in tiles as encode_tile() makes them."""
+def in_packed_frame(t: int, tile: tuple[int, int, bytes, bytes], values: np.ndarray) -> tuple[int, int, bytes, bytes]:
+    """Tile t of encode_tile() as section 5.3 has it in a packed frame of these values."""
+    mode, base, unit, dynamic = tile
+    if mode == RAW_TILE:
+        return mode, base, unit + dynamic[:PLANES_BYTES], dynamic[PLANES_BYTES:]
+    if mode == CONSTANT:
+        group = values[t // 32 * GROUP :][:GROUP]
+        sampled = (group[TILE * k :][:TILE] for k in (0, 11, 21, 30))
+        closely = any(len(tile) == TILE and (tile[:4] == tile[0]).all() for tile in sampled)
+        full = TILE * (t + 1) <= len(values)
+        mode = CONSTANT if full and closely else HELD
+    return mode, base, unit, dynamic
+
+
+def table(form: str, entries: list[int]) -> bytes:
+    return pad16(struct.pack(f"<{len(entries)}{form}", *entries))
+
+
+def assemble(count: int, tiles: list[tuple[int, int, bytes, bytes]], layout: str = "compact") -> bytes:
+    """Everything behind the header, for `count` values or elements in tiles as encode_tile() makes them.
+
+    Of packed frames: as in_packed_frame() does.
+    """
     geometry = Geometry(count)
-    parts, offsets, position = [], [], 0
+    units, dynamics = [], []
+    for t, (mode, _, unit, dynamic) in enumerate(tiles):
+        if layout == "split" or (layout == "packed" and mode != CONSTANT):
+            unit = unit.ljust(align16(geometry.m(t)) + PLANES_BYTES, b"\0")
+        units.append(unit)
+        dynamics.append(dynamic)
+    front, parts, offsets, slots, position = [], [], [], [0], 0
     for g in range(geometry.groups):
-        group = [tiles[t] for t in geometry.group(g)]
-        units = b"" if split else b"".join(unit for _, _, unit, _ in group)
-        parts.append(units + pad16(b"".join(dynamic for *_, dynamic in group)))
+        group = geometry.group(g)
+        units_of_group = b"".join(units[t] for t in group)
+        dynamic_part = pad16(b"".join(dynamics[t] for t in group))
+        front.append(b"" if layout == "compact" else units_of_group)
+        parts.append(units_of_group + dynamic_part if layout == "compact" else dynamic_part)
+        slots.append(slots[-1] + sum(geometry.m(t) == TILE and tiles[t][0] != CONSTANT for t in group))
         offsets.append(position)
         position += len(parts[-1])
-    words = [len(dynamic) | mode << 12 for mode, _, _, dynamic in tiles]
-    tables = (
-        pad16(struct.pack(f"<{len(offsets)}Q", *offsets))
-        + pad16(struct.pack(f"<{len(words)}H", *words))
-        + pad16(bytes(base for _, base, _, _ in tiles))
-    )
-    slots = b""
-    if split:
-        slots = b"".join(
-            unit + bytes(align16(geometry.m(t)) + PLANES_BYTES - len(unit)) for t, (_, _, unit, _) in enumerate(tiles)
-        )
-    return tables + slots + b"".join(parts)
+    words = [len(dynamic) | tile[0] << 12 for tile, dynamic in zip(tiles, dynamics, strict=True)]
+    tables = table("Q", offsets) + table("H", words) + table("B", [base for _, base, _, _ in tiles])
+    if layout == "packed" and count:
+        tables += struct.pack(f"<{len(slots)}Q", *slots)
+        tables = tables.ljust(geometry.units_begin - HEADER_BYTES, b"\0")
+    return tables + b"".join(front + parts)
 
 
 def seal(dtype: int, code: int, flags: int, count: int, payload: bytes) -> bytes:
@@ -203,20 +245,26 @@ def seal(dtype: int, code: int, flags: int, count: int, payload: bytes) -> bytes
     return make_header(dtype, code, flags, count, HEADER_BYTES + len(payload), check) + payload
 
 
-def encode(data: bytes, dtype: int = BFLOAT16, code: int = FAST, split: bool = False, check: bool = True) -> bytes:
+def encode(data: bytes, dtype: int = BFLOAT16, code: int = FAST, layout: str = "compact", check: bool = True) -> bytes:
     """The frame zipccl makes of the values whose bytes are `data`."""
     count = len(data) // SIZES[dtype]
-    flags = CHECKSUM * check | SPLIT * split
+    if code == FAST and dtype != BFLOAT16:
+        code = RAW
+    if code == FAST and layout == "compact" and count >= PACKED_FROM:
+        layout = "packed"
+    flags = CHECKSUM * check | LAYOUTS[layout]
     if code == DENSE:
         kind = dense.elements_of(dtype, SIZES[dtype])
         step = TILE * kind.size
         tiles = [dense.encode_tile(kind, data[at : at + step]) for at in range(0, len(data), step)]
-        return seal(dtype, DENSE, flags, count, assemble(count * kind.parts, tiles, False))
-    if code == RAW or dtype != BFLOAT16:
+        return seal(dtype, DENSE, flags, count, assemble(count * kind.parts, tiles))
+    if code == RAW:
         return seal(dtype, RAW, flags, count, pad16(data))
     values = np.frombuffer(data, "<u2")
     tiles = [encode_tile(values[t : t + TILE]) for t in range(0, count, TILE)]
-    return seal(dtype, FAST, flags, count, assemble(count, tiles, split))
+    if layout == "packed":
+        tiles = [in_packed_frame(t, tile, values) for t, tile in enumerate(tiles)]
+    return seal(dtype, FAST, flags, count, assemble(count, tiles, layout))
 
 
 # ---- Decoder --------------------------------------------------------------------------------------------------------
@@ -241,43 +289,62 @@ def decode_window(unit: bytes, dynamic: bytes, base: int, m: int) -> np.ndarray:
 
 
 def decode_tile(mode: int, base: int, unit: bytes, dynamic: bytes, m: int) -> np.ndarray:
-    if mode == CONSTANT:
+    if mode in (CONSTANT, HELD):
         return np.repeat(np.frombuffer(dynamic, "<u2"), m)
     e = np.frombuffer(dynamic, np.uint8) if mode == RAW_TILE else decode_window(unit, dynamic, base, m)
     sm = np.frombuffer(unit[:m], np.uint8).astype(np.uint16)
     return sm >> 7 << 15 | e.astype(np.uint16) << 7 | sm & 0x7F
 
 
-def decode_fast(frame: bytes, count: int, split: bool) -> bytes:
+def decode_fast(frame: bytes, count: int, layout: str) -> bytes:
     geometry = Geometry(count)
-    require(len(frame) >= geometry.tables_end + split * geometry.units_capacity, "smaller than its static part")
-    require(len(frame) <= geometry.limit(split), "larger than its count allows")
-    parts_begin = geometry.tables_end + split * geometry.units_capacity
+    require(len(frame) >= geometry.front(layout), "smaller than its static part")
+    require(len(frame) <= geometry.limit(layout), "larger than its count allows")
+    packed = layout == "packed" and count > 0
+    slots = [0] * (geometry.groups + 1)
+    if packed:
+        slots = struct.unpack_from(f"<{geometry.groups + 1}Q", frame, geometry.tables_end)
+        require(slots[-1] <= geometry.tiles, "more units than tiles")
+    parts_begin = geometry.front(layout) + UNIT * slots[-1]
+    require(parts_begin <= len(frame), "no room for all units")
     position = parts_begin
+    slot = 0
+    unit_at = {"compact": position, "split": geometry.tables_end, "packed": geometry.units_begin}[layout]
     values = []
     for g in range(geometry.groups):
+        require(not packed or slots[g] == slot, "slot")
         (offset,) = struct.unpack_from("<Q", frame, HEADER_BYTES + 8 * g)
         require(offset == position - parts_begin, "group offset")
         entries = []
         for t in geometry.group(g):
             (word,) = struct.unpack_from("<H", frame, geometry.word_begin + 2 * t)
             mode, d, base, m = word >> 12, word & 0xFFF, frame[geometry.base_begin + t], geometry.m(t)
-            require(mode in (WINDOW, CONSTANT, RAW_TILE), "tile mode")
-            require({WINDOW: d <= m, CONSTANT: d == 2, RAW_TILE: d == m}[mode], "dynamic bytes")
+            require(mode in (WINDOW, CONSTANT, RAW_TILE) or (mode == HELD and packed), "tile mode")
+            require(mode != CONSTANT or m == TILE or not packed, "tile mode")
+            in_unit = min(m, PLANES_BYTES) if packed else 0  # exponents of a raw tile
+            require({WINDOW: d <= m, CONSTANT: d == 2, RAW_TILE: d == m - in_unit, HELD: d == 2}[mode], "dynamic bytes")
             require(base <= (249 if mode == WINDOW else 0), "tile base")
-            size = {WINDOW: align16(m) + PLANES_BYTES, CONSTANT: 0, RAW_TILE: align16(m)}[mode]
-            entries.append((t, mode, d, base, m, size))
-        units = 0 if split else sum(size for *_, size in entries)
-        end = position + units + align16(sum(d for _, _, d, *_ in entries))
-        require(end <= len(frame), "group ends behind the frame")
-        unit_at, dynamic_at = position, position + units
-        for t, mode, d, base, m, size in entries:
-            if split:
-                unit_at = geometry.tables_end + 1408 * t
-            unit, dynamic = frame[unit_at : unit_at + size], frame[dynamic_at : dynamic_at + d]
+            place = align16(m) + PLANES_BYTES
+            if layout == "compact":
+                place = {WINDOW: place, CONSTANT: 0, RAW_TILE: align16(m)}[mode]
+            elif packed and mode == CONSTANT:
+                place = 0
+            slot += m == TILE and mode != CONSTANT
+            entries.append((mode, d, base, m, place, in_unit))
+        if layout == "compact":
+            unit_at = position
+            position += sum(place for *_, place, _ in entries)
+        dynamic_at = position
+        position += align16(sum(d for _, d, *_ in entries))
+        require(position <= len(frame), "group ends behind the frame")
+        require(not packed or slot <= slots[-1], "slot")
+        for mode, d, base, m, place, in_unit in entries:
+            unit, dynamic = frame[unit_at : unit_at + place], frame[dynamic_at : dynamic_at + d]
+            if mode == RAW_TILE:
+                dynamic = unit[align16(m) : align16(m) + in_unit] + dynamic
             values.append(decode_tile(mode, base, unit, dynamic, m))
-            unit_at, dynamic_at = unit_at + size, dynamic_at + d
-        position = end
+            unit_at, dynamic_at = unit_at + place, dynamic_at + d
+    require(not packed or slots[-1] == slot, "slot")
     require(position == len(frame), "frame does not end with its last group")
     return np.concatenate(values).astype("<u2").tobytes() if values else b""
 
@@ -317,7 +384,7 @@ def decode(frame: bytes) -> tuple[int, bytes]:
     require(version == VERSION, "version")
     require(struct.unpack_from("<I", frame, 60)[0] == header_check(frame[:60]), "header check")
     require(dtype in SIZES and code in (RAW, FAST, DENSE) and count <= MAX_COUNT, "dtype, code or count")
-    require(flags & ~(CHECKSUM | SPLIT) == 0 and not any(frame[32:60]), "reserved bits")
+    require(flags & ~CHECKSUM in LAYOUTS.values() and not any(frame[32:60]), "flags or reserved bytes")
     require(bool(flags & CHECKSUM) or check == 0, "checksum without its flag")
     require(code != FAST or dtype == BFLOAT16, "dtype of code fast")
     require(frame_bytes % 16 == 0, "frame size")
@@ -337,4 +404,5 @@ def decode(frame: bytes) -> tuple[int, bytes]:
             return dtype, decode_dense(frame, dtype, count)
         except dense.TileError as error:
             raise FormatError(str(error)) from None
-    return dtype, decode_fast(frame, count, bool(flags & SPLIT))
+    layout = next(name for name, flag in LAYOUTS.items() if flag == flags & ~CHECKSUM)
+    return dtype, decode_fast(frame, count, layout)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from zipccl import _C
 
 every_path = pytest.mark.parametrize("path", PATHS)
-both_layouts = pytest.mark.parametrize("layout", ["compact", "split"])
+LAYOUTS = ["compact", "split", "packed"]
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 DTYPES = [
     getattr(torch, name)
@@ -48,6 +49,35 @@ def check_exact(path: Path, t: torch.Tensor, **options) -> bytes:
     return frame
 
 
+def packed_kinds() -> torch.Tensor:
+    """Groups with tiles of all kinds, of which packed frames look at some closely: section 5.3 of docs/format.md."""
+
+    def group(seed: int, constant=(), raw=(), equal: dict | None = None) -> torch.Tensor:
+        """equal: how many values some tiles begin with."""
+        tiles = normal(32768, seed).reshape(32, 1024)
+        for tile in constant:
+            tiles[tile] = tile - 1.5
+        for tile in raw:
+            tiles[tile] = random_bits(1024, seed + tile)
+        for tile, n in (equal or {}).items():
+            tiles[tile, :n] = 1.5
+        return tiles.reshape(-1)
+
+    return torch.cat(
+        [
+            group(60, constant=(0, 1, 7, 31), raw=(2, 8, 30)),
+            group(61),
+            group(62, constant=(1, 10, 12, 20, 22, 29, 31), raw=(0, 11)),
+            group(63, constant=range(32)),
+            group(64, raw=range(32)),
+            group(65, equal={tile: 1023 for tile in range(32)}),
+            *(group(66 + tile, constant=(5, 6), equal={tile: 4}) for tile in (0, 11, 21, 30)),
+            group(99, constant=(5, 6), equal={tile: 3 for tile in (0, 11, 21, 30)} | {1: 4, 29: 4}),
+            group(100, constant=(3,), raw=(31,), equal={11: 4})[: 31 * 1024 + 500],
+        ]
+    )
+
+
 def every_pattern() -> torch.Tensor:
     return bf16(torch.arange(65536, dtype=torch.int32))
 
@@ -68,12 +98,13 @@ CASES = {
     "zero rows": torch.cat([torch.zeros(3000).bfloat16(), normal(1000), torch.zeros(30000).bfloat16(), normal(3000)]),
     "one odd value in a constant": torch.cat([torch.ones(1023), torch.zeros(1), torch.ones(2000)]).bfloat16(),
     "exponents at the top": bf16(torch.arange(3000) % 8 * 128 + 0x7C00),
+    "packed kinds": packed_kinds(),
     "many escapes": torch.where(torch.arange(5000) % 2 == 0, normal(5000), random_bits(5000)),
 }
 
 
 @every_path
-@both_layouts
+@every_layout
 @pytest.mark.parametrize("name", CASES)
 def test_every_bit_comes_back(path, layout, name):
     check_exact(path, CASES[name], layout=layout)
@@ -87,7 +118,7 @@ COUNTS = sorted(
 
 
 @every_path
-@both_layouts
+@every_layout
 def test_every_count(path, layout):
     t, zeros = normal(max(COUNTS), 3), torch.zeros(max(COUNTS)).bfloat16()
     for n in COUNTS:
@@ -169,6 +200,41 @@ def test_sizes(path):
     assert len(path.compress(normal(n), code="raw")) == 2 * n + 64
 
 
+@pytest.mark.parametrize("isa", _C.isas())
+def test_large_frames_are_packed(isa):
+    n = 24 << 20
+    t = torch.zeros(n).bfloat16()
+    t[32768 : 32768 + len(packed_kinds())] = packed_kinds()
+    for count, layout, is_layout in (
+        (n, "compact", "packed"),
+        (n - 1, "compact", "compact"),
+        (n - 1, "packed", "packed"),
+        (n, "split", "split"),
+    ):
+        frame = _C.compress(t[:count], "fast", layout, False, isa)
+        assert _C.frame_info(frame)["layout"] == is_layout
+        assert torch.equal(_C.decompress(frame, isa).view(torch.int16), t[:count].view(torch.int16))
+    for code in ("dense", "raw"):
+        assert _C.frame_info(_C.compress(t, code, "compact", False, isa))["layout"] == "compact"
+
+
+@every_path
+def test_packed_frames_are_hardly_larger(path):
+    n = 1 << 20
+    for t in (normal(n), random_bits(n), torch.zeros(n).bfloat16()):
+        packed, compact = (len(path.compress(t, layout=layout)) for layout in ("packed", "compact"))
+        table = 8 * (n // 32768 + 1)
+        assert compact + table <= packed < compact + table + 32
+
+
+@settings(max_examples=300, deadline=None)
+@given(count=st.one_of(st.integers(0, 2**18), st.integers(0, 2**56)), layout=st.sampled_from(["compact", "packed"]))
+def test_property_bounds_are_those_promised(count, layout):
+    bound = _C.frame_bound(torch.zeros(1).bfloat16().expand(count), layout=layout)
+    more = 192 if layout == "compact" and count < 24 << 20 else 576
+    assert 512 * (bound - more) <= 513 * 2 * count
+
+
 @every_path
 def test_input_is_not_written(path):
     t = normal(5000)
@@ -229,7 +295,7 @@ def test_frame_may_be_longer_or_misaligned(path):
 
 
 @every_path
-@both_layouts
+@every_layout
 @pytest.mark.parametrize("checksum", [False, True])
 def test_truncated_at_every_length(path, layout, checksum):
     small = path.compress(normal(450), layout=layout, checksum=checksum)
@@ -241,7 +307,7 @@ def test_truncated_at_every_length(path, layout, checksum):
 
 
 @every_path
-@both_layouts
+@every_layout
 def test_every_bit_flip_is_noticed(path, layout):
     frame = path.compress(normal(450), layout=layout)
     for bit in range(0, 8 * len(frame), 1 if path.device == "cpu" else 7):
@@ -251,9 +317,10 @@ def test_every_bit_flip_is_noticed(path, layout):
 
 
 @every_path
-def test_bit_flips_without_checksum_stay_in_bounds(path):
-    frame = path.compress(normal(1500), checksum=False)
-    tables_end = 64 + 16 + 16 + 16
+@every_layout
+def test_bit_flips_without_checksum_stay_in_bounds(path, layout):
+    frame = path.compress(normal(1500), layout=layout, checksum=False)
+    tables_end = 64 + 16 + 16 + 16 + 16 * (layout == "packed")
     for bit in range(0, 8 * len(frame), 3 if path.device == "cpu" else 29):
         broken = bytearray(frame)
         broken[bit // 8] ^= 1 << bit % 8
@@ -289,10 +356,21 @@ def test_errors_name_the_cause(path):
 quickly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+def group_of_tiles(seed: int, kinds: int) -> torch.Tensor:
+    """A whole group: with 2 kinds tiles may be raw, with 3 constant, with 4 constant but for the end."""
+    tiles = normal(32768, seed, 2.0 ** (seed % 250 - 125)).reshape(32, 1024)
+    kind = torch.randint(0, kinds, (32, 1), generator=generator(seed))
+    tiles = torch.where(kind == 1, random_bits(32768, seed).reshape(32, 1024), tiles)
+    tiles = torch.where(kind == 2, bf16(torch.tensor(seed % 65536)), tiles)
+    equal = (kind == 3) & (torch.arange(1024) < 1 + seed % 1024)
+    return torch.where(equal, bf16(torch.tensor(seed // 65536)), tiles).reshape(-1)
+
+
 @st.composite
 def bf16_tensors(draw) -> torch.Tensor:
-    """Runs of values of one kind, of lengths that tiles do not respect."""
-    pieces = []
+    """Whole groups, or none, then runs of values of one kind, of lengths that tiles do not respect."""
+    groups = draw(st.sampled_from([0, 0, 0, 1, 2, 3]))
+    pieces = [group_of_tiles(draw(st.integers(0, 2**31)), draw(st.integers(1, 4))) for _ in range(groups)]
     for _ in range(draw(st.integers(0, 6))):
         n = draw(st.one_of(st.integers(0, 40), st.integers(0, 3000)))
         seed = draw(st.integers(0, 2**31))
@@ -311,7 +389,7 @@ def bf16_tensors(draw) -> torch.Tensor:
 
 @every_path
 @quickly
-@given(t=bf16_tensors(), layout=st.sampled_from(["compact", "split"]), checksum=st.booleans())
+@given(t=bf16_tensors(), layout=st.sampled_from(LAYOUTS), checksum=st.booleans())
 def test_property_round_trip(path, t, layout, checksum):
     check_exact(path, t, layout=layout, checksum=checksum)
 
@@ -325,7 +403,7 @@ def test_property_garbage_is_refused(path, data):
 
 @every_path
 @quickly
-@given(t=bf16_tensors(), layout=st.sampled_from(["compact", "split"]), data=st.data())
+@given(t=bf16_tensors(), layout=st.sampled_from(LAYOUTS), data=st.data())
 def test_property_damage_is_noticed(path, t, layout, data):
     frame = path.compress(t, layout=layout)
     begin = data.draw(st.integers(0, len(frame) - 1))

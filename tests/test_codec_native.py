@@ -23,7 +23,7 @@ FLAGS = [
     "-fno-sanitize-recover=all",
 ]
 
-ROUNDS = 1500  # about 15 seconds on an idle core
+ROUNDS = 1500  # about 25 seconds on an idle core
 
 
 def build(compiler: str, flags: list[str], out: Path) -> None:

@@ -13,6 +13,7 @@ from codec_paths import raw_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import random_bits, weights
+from test_codec import LAYOUTS
 from zipccl import _C
 
 MANY = 3  # threads; a tensor of 3 MiB and more is given to so many
@@ -38,7 +39,7 @@ def mixed(seed: int, count: int, dtype: torch.dtype) -> torch.Tensor:
 @given(
     seed=st.integers(0, 2**31),
     count=st.integers(1, 1_800_000),
-    form=st.sampled_from([("fast", "compact"), ("fast", "split"), ("dense", "compact"), ("raw", "compact")]),
+    form=st.sampled_from([("fast", layout) for layout in LAYOUTS] + [("dense", "compact"), ("raw", "compact")]),
     dtype=st.sampled_from([torch.bfloat16, torch.bfloat16, torch.float32, torch.float16, torch.float8_e5m2]),
     checksum=st.booleans(),
 )
@@ -55,7 +56,11 @@ def test_property_threads_change_nothing(seed, count, form, dtype, checksum):
 
 @pytest.mark.parametrize("code", ["fast", "dense"])
 def test_sums(code):
-    frames = [zipccl.compress(weights(k, 1_700_001), code, checksum=False) for k in range(4)]
+    frames = []
+    for k, layout in enumerate(["compact", "packed", "split", "packed"]):
+        t = weights(k, 1_700_001)
+        t[400_000 * k :][:100_000] = 0
+        frames.append(zipccl.compress(t, code, layout=layout, checksum=False))
     sums = []
     for n in (1, 2, MANY):
         torch.set_num_threads(n)
@@ -81,11 +86,11 @@ def test_sums_of_denormals_where_the_caller_flushes_them():
     assert raw_bytes(out) == raw_bytes(expected)
 
 
-@pytest.mark.parametrize("code", ["fast", "dense"])
-def test_the_first_error_is_reported(code):
+@pytest.mark.parametrize("code, layout", [("fast", "compact"), ("fast", "packed"), ("dense", "compact")])
+def test_the_first_error_is_reported(code, layout):
     """Of several broken groups, on any number of threads."""
     t = weights(5, 1_700_000)
-    frame = zipccl.compress(t, code, checksum=False)
+    frame = zipccl.compress(t, code, layout=layout, checksum=False)
     groups, tiles = -(-len(t) // 32768), -(-len(t) // 1024)
     words = 64 + -(-8 * groups // 16) * 16
     frame[words + 2 * (tiles - 1) + 1] = 0xF0  # the last tile: of a mode that there is not

@@ -205,10 +205,12 @@ def test_same_choices_as_reference(path):
 
 
 @every_path
-def test_split_changes_nothing(path):
+def test_layout_changes_nothing(path):
     t = normal(5000)
-    compact, split = path.compress(t, code="dense"), path.compress(t, code="dense", layout="split")
-    assert compact[64:] == split[64:] and raw_bytes(path.decompress(split)) == raw_bytes(t)
+    compact = path.compress(t, code="dense")
+    for layout in ("split", "packed"):
+        frame = path.compress(t, code="dense", layout=layout)
+        assert frame != compact and frame[64:] == compact[64:] and raw_bytes(path.decompress(frame)) == raw_bytes(t)
 
 
 @every_path
@@ -339,7 +341,8 @@ def test_forged_headers_are_refused(path):
         header(code=3),
         header(code=1),
         header(code=0),
-        header(flags=5),
+        header(flags=7),
+        header(flags=9),
         header(count=0),
         header(count=1 << 56),
         header(count=(1 << 64) - 1),

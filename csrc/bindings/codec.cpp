@@ -38,9 +38,14 @@ FrameOptions parse_options(const at::Tensor& t, const std::string& code, const s
     o.code = Code::raw;
   else
     throw py::value_error("code must be \"fast\", \"dense\" or \"raw\", not \"" + code + "\"");
-  if (layout != "compact" && layout != "split")
-    throw py::value_error("layout must be \"compact\" or \"split\", not \"" + layout + "\"");
-  o.layout = layout == "split" ? FrameLayout::split : FrameLayout::compact;
+  if (layout == "compact")
+    o.layout = FrameLayout::compact;
+  else if (layout == "split")
+    o.layout = FrameLayout::split;
+  else if (layout == "packed")
+    o.layout = FrameLayout::packed;
+  else
+    throw py::value_error("layout must be \"compact\", \"split\" or \"packed\", not \"" + layout + "\"");
   o.checksum = checksum;
   return o;
 }
@@ -182,7 +187,7 @@ py::dict frame_info(const at::Tensor& frame) {
   py::dict d;
   d["dtype"] = py::cast(scalar_type(info.dtype));
   d["code"] = info.code == Code::raw ? "raw" : info.code == Code::fast ? "fast" : "dense";
-  d["layout"] = info.layout == FrameLayout::split ? "split" : "compact";
+  d["layout"] = info.layout == FrameLayout::split ? "split" : info.layout == FrameLayout::packed ? "packed" : "compact";
   d["checksum"] = info.checksum;
   d["count"] = info.count;
   d["raw_bytes"] = info.raw_bytes;

@@ -42,15 +42,15 @@ __device__ __forceinline__ uint64_t block_sum(uint64_t v) {
 __device__ __forceinline__ void add_checksum(const EncodeLaunch& launch, int i, uint32_t share, uint32_t shares) {
   const EncodeJob& job = launch.job[i];
   unsigned long long* total = reinterpret_cast<unsigned long long*>(launch.checksums + kChecksumWords * i);
-  const uint64_t frame_bytes = load_header(job.dst).frame_bytes;
-  const uint64_t sum = block_sum(strided_sum(static_cast<const uint8_t*>(job.dst), frame_bytes,
+  const FrameHeader header = load_header(job.dst);
+  const uint64_t sum = block_sum(strided_sum(static_cast<const uint8_t*>(job.dst), header.frame_bytes,
                                              uint64_t{share} * kThreads + threadIdx.x, uint64_t{shares} * kThreads));
   if (threadIdx.x != 0) return;
   atomicAdd(&total[0], sum);
   __threadfence();
   if (atomicAdd(&total[1], 1ull) + 1 < shares) return;
   __threadfence();
-  write_header(launch.header, job.count, frame_bytes, atomicAdd(&total[0], 0ull), job.dst);
+  write_header(header, job.count, header.frame_bytes, atomicAdd(&total[0], 0ull), job.dst);
 }
 
 // Of job or input i. It says nothing about tables and tiles; the decoders check those where they use them.

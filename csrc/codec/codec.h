@@ -29,8 +29,8 @@ namespace zipccl {
 
 struct FrameOptions {
   DType dtype = DType::bf16;
-  Code code = Code::fast;  // dtypes a code does not cover travel as Code::raw
-  FrameLayout layout = FrameLayout::compact;
+  Code code = Code::fast;                     // dtypes a code does not cover travel as Code::raw
+  FrameLayout layout = FrameLayout::compact;  // large ones become packed: effective_layout()
   bool checksum = false;
 };
 
@@ -39,13 +39,17 @@ struct FrameOptions {
 // The code encode() will really use: Code::fast covers bf16, of anything else it makes Code::raw.
 Code effective_code(const FrameOptions& options);
 
+// The layout encode() will really use: packed instead of compact for large frames of Code::fast.
+FrameLayout effective_layout(const FrameOptions& options, uint64_t count);
+
 // Most bytes encode() can write for `count` values. 0 if the arguments are invalid (see Status::bad_argument).
-// Never more than count * dtype_bytes * (1 + 1/512) + 192 (1/256 for dense frames of one-byte values), but for split
-// fast frames, whose units keep their places whatever the tiles hold: about 1.19 times the values at worst.
+// Never more than count * dtype_bytes * (1 + 1/512) + 192 (1/256 for dense frames of one-byte values; 576 instead of
+// 192 for packed fast ones), but for split fast frames, whose units keep their places whatever the tiles hold:
+// about 1.19 times the values at worst.
 uint64_t frame_bound(const FrameOptions& options, uint64_t count);
 
-// Bytes of the part whose size does not depend on the data: everything for Code::raw, header and tables for compact
-// and dense frames, header, tables and tile units for split ones.
+// Bytes of the part whose size does not depend on the data: everything for Code::raw, header, tables and tile units for
+// split frames, header and tables for all others (and the place of a last tile that is not full, if packed).
 uint64_t static_bytes(const FrameOptions& options, uint64_t count);
 
 // ---- Header ---------------------------------------------------------------------------------------------------

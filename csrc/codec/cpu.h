@@ -2,7 +2,7 @@
 //
 // frame.cpp     arguments, header, dispatch
 // raw_cpu.cpp   Code::raw
-// fast_cpu.cpp  Code::fast above the tile: tables, groups, both layouts
+// fast_cpu.cpp  Code::fast above the tile: tables, groups, layouts
 // fast_scalar.cpp, fast_avx2.cpp, fast_avx512.cpp   Code::fast inside a tile, once per instruction set
 // dense_cpu.cpp, dense_scalar.cpp, dense_simd.h, dense_avx2.cpp, dense_avx512.cpp, dense_elements_avx2.cpp
 //               the same for Code::dense
@@ -67,11 +67,12 @@ struct Tile {
 constexpr uint64_t kDynamicSlack = 64;
 
 struct TileKernels {
-  // Encodes src[m], 1 <= m <= kTileValues. unit: align_up(m) + kPlanesBytes writable bytes, of which
-  // unit_bytes(mode, m) are the result and the others are left undefined; dynamic: kTileValues + kDynamicSlack.
+  // Encodes src[m], 1 <= m <= kTileValues, as in a compact frame. unit: align_up(m) + kPlanesBytes writable bytes, of
+  // which unit_bytes(mode, m) are the result and the others are left undefined; dynamic: kTileValues + kDynamicSlack.
   Tile (*encode)(const uint16_t* src, uint32_t m, uint8_t* unit, uint8_t* dynamic);
 
-  // Decodes into dst[m]. The tile is valid_tile(); unit: unit_bytes(mode, m) readable bytes; dynamic: tile.dynamic
+  // Decodes into dst[m]. The tile is valid_tile() of a frame that is not packed, or held; unit: unit_bytes(mode, m)
+  // readable bytes; dynamic: tile.dynamic
   // and kDynamicSlack more. False: the number of escape codes is not tile.dynamic.
   bool (*decode)(Tile tile, const uint8_t* unit, const uint8_t* dynamic, uint32_t m, uint16_t* dst);
 };

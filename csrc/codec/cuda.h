@@ -2,6 +2,7 @@
 //
 // cuda_codec.cu      arguments, scratch, batches of jobs
 // fast_encode.cu, fast_encode_many.cu, fast_encode_direct.cu, fast_decode.cu   Code::fast
+// plan_slots.cu      where units of packed frames go, ahead of encoding
 // sum_cuda.cu        decode_sum(); sum_tile.cuh: its inner step; sum_pipeline.cuh: how tiles reach it
 // dense_encode.cu, dense_decode.cu   Code::dense
 // raw_cuda.cu        Code::raw
@@ -38,8 +39,37 @@ struct Processors {
   }
 };
 
+// What plan_slots.cu finds out about the full tiles of a launch's packed frames that are not constant, but maybe held.
+// In scratch, counts at a multiple of 16 bytes.
+struct SlotPlan {
+  uint32_t* counts;  // of each chunk: some groups of one job; null: no frame of the launch is packed
+  // For each block: how many such tiles there are in its chunk before its group in the lower bits, kLookedAt if
+  // constant tiles of its group have no place, and how many such tiles are among the first 16 of its group from bit
+  // kHalfShift on.
+  uint32_t* groups;
+  uint32_t first_chunk[kJobsPerLaunch + 1];  // of each job; multiples of 4, so that a load takes 4 counts
+};
+constexpr uint32_t kHalfShift = 27, kLookedAt = 1u << 26;
+
+// Groups in a chunk of a packed job: few enough to share the work well, and enough for a job to have few chunks, as
+// every encoding block looks at all of its job's.
+constexpr uint64_t kLeastChunkGroups = 8, kMostChunks = 1024;
+ZIPCCL_HD uint64_t chunk_groups(uint64_t count) {
+  uint64_t n = kLeastChunkGroups;
+  while (n * kMostChunks < group_count(count)) n *= 2;
+  return n;
+}
+inline uint64_t chunks_of(FrameLayout layout, uint64_t count) {
+  return layout == FrameLayout::packed ? align_up(ceil_div(group_count(count), chunk_groups(count)), 4) : 0;
+}
+// In 64-bit words.
+inline uint64_t slot_scratch(uint64_t blocks, uint64_t chunks) { return align_up(ceil_div(blocks + chunks, 2), 2); }
+
 struct EncodeLaunch {
-  FrameHeader header;     // what the frames have in common: all but count, frame_bytes, checksum, header_check
+  FrameHeader header;  // what the frames have in common: all but count, frame_bytes, checksum, header_check, and, in
+                       // code fast, flags of the layout
+  FrameLayout layout;  // as asked for; fast_layout() has a job's
+  SlotPlan slots;
   uint64_t* frame_bytes;  // per job; may be null
   uint64_t* checksums;    // Checksum [n], cleared; null without checksum
   uint64_t* states;       // fast: one per group, then the number of the next group; cleared. fast_encode_group.cuh
@@ -100,7 +130,9 @@ constexpr uint64_t kChecksumWords = 2;
 cudaError_t launch_clear(uint64_t* words, uint64_t n, Processors processors, cudaStream_t stream);
 cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_fast_encode_many(const EncodeLaunch& launch, cudaStream_t stream);
-cudaError_t launch_fast_encode_direct(const EncodeLaunch& launch, cudaStream_t stream);  // split frames only
+cudaError_t launch_fast_encode_direct(const EncodeLaunch& launch, cudaStream_t stream);  // no compact frames
+// Fills launch.slots, and clears the states; the kernel launched behind it may begin at once.
+cudaError_t launch_plan_slots(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_dense_encode(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t launch_raw_encode(const EncodeLaunch& launch, cudaStream_t stream);
 // Adds the checksum to frames that are complete but for it.

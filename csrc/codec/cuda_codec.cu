@@ -39,17 +39,30 @@ uint64_t encode_blocks(const FrameOptions& options, uint64_t count) {
   }
 }
 
-// Scratch of encode(), all of it cleared:
-//   checksums   kChecksumWords per job   with checksum
-//   states      one per group, and one more per launch    fast and dense; dense clears none
+// Scratch of encode():
+//   checksums   kChecksumWords per job, cleared    with checksum
+//   of each launch, in codes fast and dense:
+//     states    one per group, and one more; cleared in code fast
+//     slots     slot_scratch()    if a frame of the call is packed
 struct Scratch {
   uint64_t states, words;  // 64-bit words: where states begin, and the size of all
+  bool packs = false;
 
   Scratch(const EncodeJob* jobs, int n, const FrameOptions& options) {
-    states = words = options.checksum ? kChecksumWords * n : 0;
-    if (effective_code(options) == Code::raw) return;
-    words += ceil_div(n, kJobsPerLaunch);
-    for (int i = 0; i < n; ++i) words += encode_blocks(options, jobs[i].count);
+    states = words = options.checksum ? kChecksumWords * n : 0;  // even
+    const Code code = effective_code(options);
+    if (code == Code::raw) return;
+    for (int i = 0; i < n; ++i) {
+      packs |= code == Code::fast && fast_layout(options.layout, jobs[i].count) == FrameLayout::packed;
+    }
+    for (int first = 0; first < n; first += kJobsPerLaunch) {
+      uint64_t blocks = 0, chunks = 0;
+      for (int i = first; i < n && i < first + kJobsPerLaunch; ++i) {
+        blocks += encode_blocks(options, jobs[i].count);
+        chunks += chunks_of(fast_layout(options.layout, jobs[i].count), jobs[i].count);
+      }
+      words += packs ? align_up(blocks + 1, 2) + slot_scratch(blocks, chunks) : blocks + 1;
+    }
   }
 };
 
@@ -107,7 +120,7 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
   if (processors_of_device(max_sms, &processors) != cudaSuccess) return Status::device_error;
   const cudaStream_t cuda_stream = static_cast<cudaStream_t>(stream);
   const Code code = effective_code(options);
-  const uint64_t cleared = code == Code::dense ? sizes.states : sizes.words;
+  const uint64_t cleared = code == Code::dense || sizes.packs ? sizes.states : sizes.words;
   if (cleared != 0 && launch_clear(words, cleared, processors, cuda_stream) != cudaSuccess) return Status::device_error;
   const auto launch_encode = code == Code::fast    ? launch_fast_encode
                              : code == Code::dense ? launch_dense_encode
@@ -121,8 +134,23 @@ Status encode(const EncodeJob* jobs, int n, const FrameOptions& options, void* s
     for (int i = 0; i < launch.n; ++i) launch.job[i] = jobs[first + i];
     launch.frame_bytes = frame_bytes == nullptr ? nullptr : frame_bytes + first;
     launch.checksums = options.checksum ? words + kChecksumWords * first : nullptr;
+    launch.layout = options.layout;
     launch.states = states;
-    states += number_blocks(&launch, blocks_of) + 1;
+    const uint64_t blocks = number_blocks(&launch, blocks_of);
+    states += blocks + 1;
+    if (sizes.packs) {
+      uint32_t chunks = 0;
+      for (int i = 0; i < launch.n; ++i) {
+        launch.slots.first_chunk[i] = chunks;
+        chunks +=
+            static_cast<uint32_t>(chunks_of(fast_layout(options.layout, launch.job[i].count), launch.job[i].count));
+      }
+      launch.slots.first_chunk[launch.n] = chunks;
+      launch.slots.counts = reinterpret_cast<uint32_t*>(launch.states + align_up(blocks + 1, 2));
+      launch.slots.groups = launch.slots.counts + chunks;
+      states = launch.states + align_up(blocks + 1, 2) + slot_scratch(blocks, chunks);
+      if (launch_plan_slots(launch, cuda_stream) != cudaSuccess) return Status::device_error;
+    }
     if (launch_encode(launch, cuda_stream) != cudaSuccess) return Status::device_error;
     if (options.checksum && launch_add_checksum(launch, most_frame_bytes, cuda_stream) != cudaSuccess) {
       return Status::device_error;

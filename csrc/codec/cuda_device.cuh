@@ -191,7 +191,7 @@ __device__ inline Status check_header(const FrameHeader& h, uint64_t available, 
   uint32_t reserved = 0;
 #pragma unroll
   for (int i = 0; i < 28; ++i) reserved |= h.reserved[i];
-  if ((h.flags & ~kKnownFlags) != 0 || reserved != 0) return Status::bad_header;
+  if (!known_flags(h.flags) || reserved != 0) return Status::bad_header;
   if (!(h.flags & kFlagChecksum) && h.checksum != 0) return Status::bad_header;
   if (h.frame_bytes % kFrameAlign != 0) return Status::bad_header;
   if (h.code == static_cast<uint8_t>(Code::raw)) {
@@ -201,7 +201,7 @@ __device__ inline Status check_header(const FrameHeader& h, uint64_t available, 
     if (h.frame_bytes < tables_end(dense::element_count(known, h.count))) return Status::bad_header;
     if (h.frame_bytes > dense::frame_limit(known, h.count)) return Status::bad_header;
   } else {
-    const FrameLayout layout = h.flags & kFlagSplit ? FrameLayout::split : FrameLayout::compact;
+    const FrameLayout layout = layout_of(h.flags);
     if (h.dtype != static_cast<uint8_t>(DType::bf16)) return Status::bad_header;
     if (h.frame_bytes < fast_static_bytes(h.count, layout)) return Status::bad_header;
     if (h.frame_bytes > fast_bound(h.count, layout)) return Status::bad_header;
@@ -210,6 +210,15 @@ __device__ inline Status check_header(const FrameHeader& h, uint64_t available, 
   if (h.dtype != dtype || h.count != count) return Status::unexpected;
   if (h.code != static_cast<uint8_t>(Code::raw) && h.code != static_cast<uint8_t>(code)) return Status::unexpected;
   return Status::ok;
+}
+
+// What of check_header() a block must know before it reads a frame of code fast, or raw: that it is one, of `count`
+// values, and ends where it may be read. launch_check_frames() reports what is wrong with a header, this or else.
+__device__ __forceinline__ bool is_safe(const FrameHeader& h, uint64_t available, uint8_t dtype, uint64_t count) {
+  if (h.dtype != dtype || h.count != count || available < h.frame_bytes || h.frame_bytes % kFrameAlign != 0)
+    return false;
+  if (h.code == static_cast<uint8_t>(Code::raw)) return h.frame_bytes == raw_frame_bytes(dtype, count);
+  return h.code == static_cast<uint8_t>(Code::fast) && dtype == static_cast<uint8_t>(DType::bf16);
 }
 
 // What came in for job or input i of a launch: a frame, or values as they are.

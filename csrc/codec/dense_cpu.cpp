@@ -46,9 +46,7 @@ struct Encoder {
     }
   }
 
-  uint64_t placed_bytes(const Part& part) const { return part.units + align_up(part.dynamic); }
   uint8_t* unit_place(uint64_t, uint64_t begin) const { return frame + begin; }
-  uint8_t* dynamic_place(const Part& part, uint64_t begin) const { return frame + begin + part.units; }
 };
 
 }  // namespace

@@ -239,6 +239,7 @@ ZIPCCL_AVX2 bool decode(Tile tile, const uint8_t* unit, const uint8_t* dynamic, 
   switch (tile.mode) {
     case TileMode::window:
       return decode_window(tile, unit, dynamic, dst);
+    case TileMode::held:
     case TileMode::constant: {
       const __m256i value = _mm256_set1_epi16(load<int16_t>(dynamic));
       for (uint32_t i = 0; i < kTileValues; i += 16) store256(dst + i, value);

@@ -29,7 +29,7 @@ __device__ __forceinline__ LaneInput load_tile(const Tile& t, uint32_t m, int la
     const uint32_t i = 256 * k + 8 * lane;
     if (i < padded) in.sm[k] = *reinterpret_cast<const uint2*>(t.unit + i);
   }
-  if (t.mode == static_cast<uint32_t>(TileMode::window)) {
+  if (t.has_more(m)) {
 #pragma unroll
     for (int p = 0; p < 3; ++p) {
       in.planes[p] = *reinterpret_cast<const uint32_t*>(t.unit + padded + kPlaneBytes * p + 4 * lane);
@@ -88,14 +88,13 @@ __device__ __forceinline__ void plan_team(const DecodeLaunch& launch, int i, uin
   const DecodeJob& job = launch.job[i];
   const uint8_t* frame = static_cast<const uint8_t*>(job.frame);
   // Not taken from launch.status, which is being written, maybe to host memory.
-  Status status = Status::truncated;
+  Status status = Status::bad_header;
   bool raw = false;
   if (job.available >= kHeaderBytes) {
-    LaneTables tables = {};
-    if (job.available >= tables_end(job.count)) tables = load_tables(frame, job.count, g, lane);
+    const LaneTables tables = load_tables(frame, job.available, job.count, g, lane);
     const FrameHeader h = load_header(frame);
-    status = check_header(h, job.available, launch.dtype, job.count);
-    if (status == Status::ok) {
+    if (is_safe(h, job.available, launch.dtype, job.count)) {
+      status = Status::ok;
       raw = h.code == static_cast<uint8_t>(Code::raw);
       if (h.flags & kFlagChecksum) status = verify_checksum(launch.sums, i, h, lane);
       if (status == Status::ok && !raw) status = plan_group(frame, h, g, tables, &space->place, space->plan, lane);

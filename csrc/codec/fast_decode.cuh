@@ -45,17 +45,17 @@ struct Tile {
   uint32_t dynamic_size;
   const uint8_t* unit;
   const uint8_t* dynamic;
+
+  // Whether the unit has kPlanesBytes behind the sign-mantissa bytes: planes, or exponents.
+  __device__ __forceinline__ bool has_more(uint32_t m) const {
+    return mode == static_cast<uint32_t>(TileMode::window) ||
+           (mode == static_cast<uint32_t>(TileMode::raw) && dynamic_size != m);
+  }
 };
 
 __device__ __forceinline__ Tile find_tile(const GroupPlace& place, const TilePlan& plan) {
   return {tile_word_mode(plan.word), plan.base, tile_word_dynamic(plan.word), place.units + plan.unit,
           place.dynamic + plan.dynamic};
-}
-
-__device__ __forceinline__ bool valid_tile(uint32_t mode, uint32_t base, uint32_t dynamic, uint32_t m) {
-  if (mode == static_cast<uint32_t>(TileMode::window)) return base <= kMaxBase && dynamic <= m;
-  if (mode == static_cast<uint32_t>(TileMode::constant)) return base == 0 && dynamic == 2;
-  return mode == static_cast<uint32_t>(TileMode::raw) && base == 0 && dynamic == m;
 }
 
 // A lane's share of the tables of a group.
@@ -66,11 +66,14 @@ struct LaneTables {
   uint32_t base;
 };
 
-// `available` must reach to tables_end(count).
-__device__ __forceinline__ LaneTables load_tables(const uint8_t* frame, uint64_t count, uint64_t g, int lane) {
+// Of a frame of any layout, before its header is known; zeros where it is too short to have them.
+__device__ __forceinline__ LaneTables load_tables(const uint8_t* frame, uint64_t available, uint64_t count, uint64_t g,
+                                                  int lane) {
+  LaneTables tables = {};
+  if (available < tables_end(count)) return tables;
   const uint64_t* offsets = reinterpret_cast<const uint64_t*>(frame + group_table_begin());
   const uint64_t tile = g * kGroupTiles + lane;
-  LaneTables tables = {offsets[g], 0, 0, 0};
+  tables.begin = offsets[g];
   if (g + 1 < group_count(count)) tables.next = offsets[g + 1];
   if (tile < tile_count(count)) {
     tables.word = reinterpret_cast<const uint16_t*>(frame + tile_word_begin(count))[tile];
@@ -79,12 +82,22 @@ __device__ __forceinline__ LaneTables load_tables(const uint8_t* frame, uint64_t
   return tables;
 }
 
-// By one warp: checks the tables of group g of a frame whose header is in order, and plans its tiles:
-// plan[kGroupTiles].
+// By one warp: checks the tables of group g of a frame that is_safe(), and plans its tiles: plan[kGroupTiles].
 __device__ __forceinline__ Status plan_group(const uint8_t* frame, const FrameHeader& h, uint64_t g,
                                              const LaneTables& tables, GroupPlace* place, TilePlan* plan, int lane) {
-  const bool split = (h.flags & kFlagSplit) != 0;
-  const uint64_t parts = fast_static_bytes(h.count, split ? FrameLayout::split : FrameLayout::compact);
+  const FrameLayout layout = layout_of(h.flags);
+  const bool packed = layout == FrameLayout::packed;
+  uint64_t parts = fast_static_bytes(h.count, layout), slot = 0, next_slot = 0;
+  if (parts > h.frame_bytes) return Status::bad_table;
+  if (packed) {
+    const uint64_t* slots = reinterpret_cast<const uint64_t*>(frame + slot_table_begin(h.count));
+    const uint64_t all = slots[group_count(h.count)];
+    slot = slots[g], next_slot = slots[g + 1];
+    if (all > tile_count(h.count) || next_slot > all || slot > next_slot || (g == 0 && slot != 0))
+      return Status::bad_table;
+    parts += all * kMaxUnitBytes;
+    if (parts > h.frame_bytes) return Status::bad_table;
+  }
   const uint64_t parts_size = h.frame_bytes - parts;
   const uint64_t begin = tables.begin;
   const uint64_t end = g + 1 < group_count(h.count) ? tables.next : parts_size;
@@ -92,19 +105,21 @@ __device__ __forceinline__ Status plan_group(const uint8_t* frame, const FrameHe
   const uint64_t tile = g * kGroupTiles + lane;
   const uint32_t mode = tile_word_mode(tables.word), dynamic_size = tile_word_dynamic(tables.word);
   uint32_t unit = 0;
-  bool valid = true;
+  bool valid = true, full = false;
   if (tile < tile_count(h.count)) {
     const uint32_t m = values_in_tile(h.count, tile);
-    valid = valid_tile(mode, tables.base, dynamic_size, m);
-    unit = unit_bytes(mode, m);
+    valid = valid_tile(mode, tables.base, dynamic_size, m, packed);
+    full = m == kTile;
+    unit = packed ? packed_unit_bytes(mode, m) : unit_bytes(mode, m);
   }
   if (!__all_sync(kFullWarp, valid)) return Status::bad_tile;
+  if (packed && next_slot - slot != __popc(__ballot_sync(kFullWarp, full && unit != 0))) return Status::bad_table;
 
   // Of valid tiles: the units of a group take less than 2^16 bytes, its dynamic bytes less than 2^16. One scan.
   const uint32_t own = unit | dynamic_size << 16;
   const uint32_t up_to = warp_inclusive_sum(own);
   const uint32_t all = __shfl_sync(kFullWarp, up_to, kWarpSize - 1);
-  const uint64_t units_size = split ? 0 : all & 0xFFFFu;
+  const uint64_t units_size = layout == FrameLayout::compact ? all & 0xFFFFu : 0;
   const uint64_t size = units_size + align_up(all >> 16);
   // Every group is a multiple of kFrameAlign, so where all are chained, all are aligned; but this one is read whatever
   // becomes of the others.
@@ -112,11 +127,17 @@ __device__ __forceinline__ Status plan_group(const uint8_t* frame, const FrameHe
                        size <= parts_size - begin && begin + size == end;
   if (!chained) return Status::bad_table;
 
-  const uint32_t unit_begin = split ? lane * kMaxUnitBytes : (up_to - own) & 0xFFFFu;
-  plan[lane] = {static_cast<uint16_t>(unit_begin), static_cast<uint16_t>((up_to - own) >> 16),
-                static_cast<uint16_t>(tables.word), static_cast<uint16_t>(tables.base)};
+  const uint32_t unit_begin = layout == FrameLayout::split ? lane * kMaxUnitBytes : (up_to - own) & 0xFFFFu;
+  // Of a held tile is left what it is without its place.
+  const bool held = mode == static_cast<uint32_t>(TileMode::held);
+  const uint16_t word = held ? pack_tile_word(TileMode::constant, dynamic_size) : static_cast<uint16_t>(tables.word);
+  plan[lane] = {static_cast<uint16_t>(unit_begin), static_cast<uint16_t>((up_to - own) >> 16), word,
+                static_cast<uint16_t>(tables.base)};
   if (lane == 0) {
-    place->units = split ? frame + tables_end(h.count) + g * kGroupTiles * kMaxUnitBytes : frame + parts + begin;
+    const uint64_t units = packed                         ? packed_units_begin(h.count) + slot * kMaxUnitBytes
+                           : layout == FrameLayout::split ? tables_end(h.count) + g * kGroupTiles * kMaxUnitBytes
+                                                          : parts + begin;
+    place->units = frame + units;
     place->dynamic = frame + parts + begin + units_size;
   }
   return Status::ok;
@@ -242,6 +263,18 @@ __device__ __forceinline__ bool decode_tile(const TileCode& code, const Unit& un
       e[4] = b.x, e[5] = b.y, e[6] = b.z, e[7] = b.w;
     }
   } else {
+    const uint8_t* exponents = dynamic;
+    const bool packed = dynamic_size != m;  // then the first ones are where others have planes
+    if (packed) {
+      __syncwarp();  // all lanes have read theirs of the tile before
+      uint8_t* const all = reinterpret_cast<uint8_t*>(space);
+#pragma unroll
+      for (int p = 0; p < 3; ++p) reinterpret_cast<uint32_t*>(all)[kPlaneWords * p + lane] = unit.plane(p);
+      __syncwarp();  // of fewer values some of these are padding
+      for (uint32_t b = lane; b < dynamic_size; b += kWarpSize) all[m - dynamic_size + b] = dynamic[b];
+      __syncwarp();
+      exponents = all;
+    }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       e[2 * k] = e[2 * k + 1] = 0;
@@ -249,9 +282,10 @@ __device__ __forceinline__ bool decode_tile(const TileCode& code, const Unit& un
       for (int j = 0; j < 8; ++j) {
         const uint32_t i = 256 * k + 8 * lane + j;
         if (i < m)
-          e[2 * k + exponent_place(j) / 4] |= static_cast<uint32_t>(dynamic[i]) << (8 * (exponent_place(j) % 4));
+          e[2 * k + exponent_place(j) / 4] |= static_cast<uint32_t>(exponents[i]) << (8 * (exponent_place(j) % 4));
       }
     }
+    if (packed) __syncwarp();  // before they are overwritten
   }
 #pragma unroll
   for (int k = 0; k < 4; ++k) take(k, join_values(unit.sign_mantissas(k), e[2 * k], e[2 * k + 1]));

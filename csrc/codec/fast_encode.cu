@@ -120,13 +120,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks) fast_encode_kernel(const __
     }
   }
   __syncthreads();
-  if (warp == 0) place_tiles<2>(launch, group, space->entries[lane], space, lane);
+  if (warp == 0) place_tiles<2>(launch, group, Slots(), space->entries[lane], space, lane);
   __syncthreads();
 #pragma unroll
   for (int r = 0; r < kTilesOfWarp; ++r) {
     const int t = first + r;
     if (t >= group.tiles) continue;
-    store_tile(bytes[r], space->tiles[t], space->entries[t], group.values_in(t), group.split,
+    store_tile(bytes[r], space->tiles[t], space->entries[t], group.values_in(t), group.layout == FrameLayout::split,
                space->place.units + space->unit_begin[t], space->place.dynamic + space->dynamic_begin[t], lane);
   }
   wait_for_previous();
@@ -137,11 +137,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks) fast_encode_kernel(const __
 cudaError_t launch_fast_encode(const EncodeLaunch& launch, cudaStream_t stream) {
   const Processors& processors = launch.processors;
   const uint64_t groups = launch.first_block[launch.n];
-  const bool split = (launch.header.flags & kFlagSplit) != 0;
-  if (split && !processors.limited && groups > static_cast<uint64_t>(kDirectGroups) * processors.n) {
+  bool compact = false, packed = false;
+  for (int i = 0; i < launch.n; ++i) {
+    const FrameLayout layout = fast_layout(launch.layout, launch.job[i].count);
+    compact |= layout == FrameLayout::compact;
+    packed |= layout == FrameLayout::packed;
+  }
+  if (!compact && !processors.limited && groups > static_cast<uint64_t>(kDirectGroups) * processors.n) {
     return launch_fast_encode_direct(launch, stream);
   }
-  if (processors.limited || groups > static_cast<uint64_t>(kBlocks) * processors.n) {
+  if (packed || processors.limited || groups > static_cast<uint64_t>(kBlocks) * processors.n) {
     return launch_fast_encode_many(launch, stream);
   }
   const cudaError_t error =

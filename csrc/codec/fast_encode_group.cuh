@@ -21,7 +21,7 @@ struct Group {
   uint64_t index;
   uint32_t tiles;   // in the group; none only in a job without values
   uint32_t values;  // in the group
-  bool split;
+  FrameLayout layout;
 
   __device__ __forceinline__ uint32_t values_in(uint32_t t) const { return min(values - t * kTile, kTile); }
   // Full tiles only, for loads of 16 bytes.
@@ -33,6 +33,7 @@ __device__ __forceinline__ Group find_group(const EncodeLaunch& launch, uint64_t
   const EncodeJob& job = launch.job[i];
   const uint64_t index = block - launch.first_block[i];
   const uint32_t values = static_cast<uint32_t>(min(job.count - index * kGroupValues, kGroupValues));
+  const FrameLayout layout = fast_layout(launch.layout, job.count);
   return {static_cast<const uint16_t*>(job.src) + index * kGroupValues,
           static_cast<uint8_t*>(job.dst),
           job.count,
@@ -41,7 +42,48 @@ __device__ __forceinline__ Group find_group(const EncodeLaunch& launch, uint64_t
           index,
           static_cast<uint32_t>(tile_count(values)),
           values,
-          (launch.header.flags & kFlagSplit) != 0};
+          layout};
+}
+
+// ---- Where its units lie --------------------------------------------------------------------------------------
+
+// In a packed frame; of others all zero. See format/tile.h.
+struct Slots {
+  uint64_t before;      // those of the groups before this one
+  uint64_t all;         // of the frame
+  uint32_t first_half;  // of the group's tiles 0 to 15
+  bool looked_at;       // whether constant full tiles of the group have none
+};
+
+// What plan_slots.cu has found out, by a whole warp, behind wait_for_previous().
+__device__ __forceinline__ Slots find_slots(const EncodeLaunch& launch, uint64_t block, const Group& group, int lane) {
+  const int i = find_job(launch, block);
+  const uint32_t own = launch.slots.groups[block];
+  const uint32_t chunks = launch.slots.first_chunk[i + 1] - launch.slots.first_chunk[i];
+  const uint32_t chunk = static_cast<uint32_t>(group.index / chunk_groups(group.count));
+  const uint4* const counts = reinterpret_cast<const uint4*>(launch.slots.counts + launch.slots.first_chunk[i]);
+  uint32_t before = 0, all = 0;
+#pragma unroll 4
+  for (uint32_t c = 4 * lane; c < chunks; c += 4 * kWarpSize) {
+    const uint4 four = counts[c / 4];
+    const uint32_t n[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (uint32_t k = 0; k < 4; ++k) {
+      all += n[k];
+      if (c + k < chunk) before += n[k];
+    }
+  }
+  return {warp_sum(before) + (own & (kLookedAt - 1)), warp_sum(all), own >> kHalfShift, (own & kLookedAt) != 0};
+}
+
+__device__ __forceinline__ uint8_t* units_place(const Group& group, const Slots& slots) {
+  return group.frame + (group.layout == FrameLayout::packed
+                            ? packed_units_begin(group.count) + slots.before * kMaxUnitBytes
+                            : tables_end(group.count) + group.index * kGroupTiles * kMaxUnitBytes);
+}
+// Where the parts of all groups begin, from the beginning of the frame.
+__device__ __forceinline__ uint64_t parts_begin(const Group& group, const Slots& slots) {
+  return fast_static_bytes(group.count, group.layout) + slots.all * kMaxUnitBytes;
 }
 
 // ---- Where a group's part begins ------------------------------------------------------------------------------
@@ -116,7 +158,7 @@ __device__ __forceinline__ uint64_t look_back(uint64_t* states, uint64_t g, uint
 
 // Sizes of a group's two kinds of bytes.
 struct PartSize {
-  uint32_t units;    // in its part: none in a split frame
+  uint32_t units;    // in its part: none if they lie apart
   uint32_t dynamic;  // without padding
   __device__ __forceinline__ uint32_t padding() const { return static_cast<uint32_t>(align_up(dynamic)) - dynamic; }
   __device__ __forceinline__ uint32_t all() const { return units + dynamic + padding(); }
@@ -125,25 +167,36 @@ struct PartSize {
 // A lane's tile of a group, and the group.
 struct TilePlace {
   uint32_t entry;
-  uint32_t unit;           // bytes of it
   uint32_t unit_begin;     // from the group's first unit on
   uint32_t dynamic_begin;  // from the group's first dynamic byte on
   PartSize size;
 };
 
-__device__ __forceinline__ TilePlace place_tile(const Group& group, uint32_t entry, int lane) {
-  const bool exists = lane < group.tiles;
+// What becomes of an entry in a packed frame: a raw tile's unit takes some of its exponents, and constant tiles may be
+// held.
+__device__ __forceinline__ uint32_t packed_entry(uint32_t entry, uint32_t m, bool looked_at) {
+  const uint32_t mode = tile_word_mode(entry_word(entry));
+  if (mode == static_cast<uint32_t>(TileMode::raw))
+    return pack_entry(pack_tile_word(TileMode::raw, m - raw_in_unit(m)), 0);
+  const bool held = mode == static_cast<uint32_t>(TileMode::constant) && !(looked_at && m == kTile);
+  return held ? pack_entry(pack_tile_word(TileMode::held, 2), 0) : entry;
+}
+
+__device__ __forceinline__ TilePlace place_tile(const Group& group, const Slots& slots, uint32_t entry, int lane) {
+  const bool exists = lane < group.tiles, packed = group.layout == FrameLayout::packed;
   TilePlace place = {};
-  place.entry = exists ? entry : 0;
   const uint32_t m = exists ? group.values_in(lane) : 0;
-  place.unit = exists ? static_cast<uint32_t>(unit_bytes(tile_word_mode(entry_word(entry)), m)) : 0;
+  place.entry = !exists ? 0 : packed ? packed_entry(entry, m, slots.looked_at) : entry;
+  const uint32_t mode = tile_word_mode(entry_word(place.entry));
+  const uint32_t unit = !exists ? 0 : static_cast<uint32_t>(packed ? packed_unit_bytes(mode, m) : unit_bytes(mode, m));
   // One scan for both: the units of a group take less than 2^16 bytes, its dynamic bytes less than 2^16.
-  const uint32_t both = place.unit | tile_word_dynamic(entry_word(place.entry)) << 16;
+  const uint32_t both = unit | tile_word_dynamic(entry_word(place.entry)) << 16;
   const uint32_t up_to = warp_inclusive_sum(both);
   const uint32_t all = __shfl_sync(kFullWarp, up_to, kWarpSize - 1);
-  place.unit_begin = group.split ? lane * static_cast<uint32_t>(kMaxUnitBytes) : (up_to - both) & 0xFFFFu;
+  const bool split = group.layout == FrameLayout::split;
+  place.unit_begin = split ? lane * static_cast<uint32_t>(kMaxUnitBytes) : (up_to - both) & 0xFFFFu;
   place.dynamic_begin = (up_to - both) >> 16;
-  place.size = {group.split ? 0 : all & 0xFFFFu, all >> 16};
+  place.size = {group.layout == FrameLayout::compact ? all & 0xFFFFu : 0, all >> 16};
   return place;
 }
 
@@ -157,11 +210,10 @@ struct GroupPlace {
   uint8_t* dynamic;
 };
 
-__device__ __forceinline__ GroupPlace place_group(const Group& group, const PartSize& size, uint64_t begin) {
-  uint8_t* const part =
-      group.frame + fast_static_bytes(group.count, group.split ? FrameLayout::split : FrameLayout::compact) + begin;
-  return {group.split ? group.frame + tables_end(group.count) + group.index * kGroupTiles * kMaxUnitBytes : part,
-          part + size.units};
+__device__ __forceinline__ GroupPlace place_group(const Group& group, const Slots& slots, const PartSize& size,
+                                                  uint64_t begin) {
+  uint8_t* const part = group.frame + parts_begin(group, slots) + begin;
+  return {group.layout == FrameLayout::compact ? part : units_place(group, slots), part + size.units};
 }
 
 // What the tables say of a group's tiles.
@@ -173,13 +225,16 @@ __device__ __forceinline__ void store_entries(const Group& group, uint32_t entry
 }
 
 // Where the group begins, and what ends its part; behind the last one what ends the tables, and the header.
-__device__ __forceinline__ void store_begin(const Group& group, const FrameHeader& header, uint64_t begin,
-                                            const PartSize& size, const GroupPlace& place, int lane) {
+__device__ __forceinline__ void store_begin(const Group& group, const Slots& slots, const FrameHeader& header,
+                                            uint64_t begin, const PartSize& size, const GroupPlace& place, int lane) {
   if (lane < size.padding()) place.dynamic[size.dynamic + lane] = 0;
   if (group.count != 0 && lane == 0) {
     *reinterpret_cast<uint64_t*>(group.frame + group_table_begin() + 8 * group.index) = begin;
   }
   const uint64_t groups = group_count(group.count), tiles = tile_count(group.count);
+  uint64_t* const slot_table = reinterpret_cast<uint64_t*>(group.frame + slot_table_begin(group.count));
+  const bool packed = group.layout == FrameLayout::packed && group.count != 0;
+  if (packed && lane == 0) slot_table[group.index] = slots.before;
   if (group.index + 1 < groups) return;
   const uint64_t groups_end = group_table_begin() + 8 * groups;
   const uint64_t words_end = tile_word_begin(group.count) + 2 * tiles;
@@ -187,28 +242,32 @@ __device__ __forceinline__ void store_begin(const Group& group, const FrameHeade
   zero_bytes(group.frame + groups_end, tile_word_begin(group.count) - groups_end, lane);
   zero_bytes(group.frame + words_end, tile_base_begin(group.count) - words_end, lane);
   zero_bytes(group.frame + bases_end, tables_end(group.count) - bases_end, lane);
+  if (packed && lane < packed_units_begin(group.count) / 8 - slot_table_begin(group.count) / 8 - groups) {
+    slot_table[groups + lane] = lane == 0 ? slots.all : 0;  // and padding
+  }
   if (lane == 0) {
-    const FrameLayout layout = group.split ? FrameLayout::split : FrameLayout::compact;
-    const uint64_t end = fast_static_bytes(group.count, layout) + begin + size.all();
-    write_header(header, group.count, end, 0, group.frame);
+    const uint64_t end = parts_begin(group, slots) + begin + size.all();
+    FrameHeader own = header;
+    own.flags = (header.flags & ~kLayoutFlags) | layout_flags(group.layout);
+    write_header(own, group.count, end, 0, group.frame);
     if (group.frame_bytes != nullptr) *group.frame_bytes = end;
   }
 }
 
 // Step 2 of the kernels, by one warp, a lane for each tile of that entry. Space: what the kernel keeps of a group.
 template <int kWindows, typename Space>
-__device__ __forceinline__ void place_tiles(const EncodeLaunch& launch, const Group& group, uint32_t entry,
-                                            Space* space, int lane) {
-  const TilePlace place = place_tile(group, entry, lane);
+__device__ __forceinline__ void place_tiles(const EncodeLaunch& launch, const Group& group, const Slots& slots,
+                                            uint32_t entry, Space* space, int lane) {
+  const TilePlace place = place_tile(group, slots, entry, lane);
   space->unit_begin[lane] = place.unit_begin;
   space->dynamic_begin[lane] = place.dynamic_begin;
   wait_for_previous();  // which clears the states
   publish(group.states, group.index, place.size.all(), lane);
   store_entries(group, place.entry, lane);
   const uint64_t begin = look_back<kWindows>(group.states, group.index, place.size.all(), lane);
-  const GroupPlace parts = place_group(group, place.size, begin);
+  const GroupPlace parts = place_group(group, slots, place.size, begin);
   if (lane == 0) space->place = parts;
-  store_begin(group, launch.header, begin, place.size, parts, lane);
+  store_begin(group, slots, launch.header, begin, place.size, parts, lane);
 }
 
 // ---- Bytes ----------------------------------------------------------------------------------------------------
@@ -236,7 +295,7 @@ __device__ __forceinline__ void store_bytes(uint8_t* dst, const uint8_t* src, ui
   if (lane < tail) dst[n - tail + lane] = src[n - tail + lane];
 }
 
-// Zeros in a split frame between a tile's unit and the end of its place.
+// Zeros between a tile's unit and the end of its place.
 __device__ __forceinline__ void zero_hole(uint8_t* unit, uint32_t unit_size, uint32_t m, int lane) {
   const uint32_t reserved = static_cast<uint32_t>(align_up(m) + kPlanesBytes);
   for (uint32_t b = unit_size + 16 * lane; b < reserved; b += 16 * kWarpSize) {

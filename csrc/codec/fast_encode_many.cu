@@ -34,7 +34,8 @@ struct alignas(16) Space {
   uint8_t pools[kWarps][kPoolBytes];
   EncodedTile tiles[kTiles];
   GroupPlace place;
-  uint64_t next;  // the team's next group
+  uint64_t next;   // the team's next group
+  bool looked_at;  // Slots::looked_at
   uint32_t unit_begin[kTiles];
   uint32_t dynamic_begin[kTiles];
 };
@@ -96,9 +97,9 @@ __device__ __forceinline__ void encode_tiles(const Group& group, Space* space, i
 }
 
 // Dynamic bytes for which encode_tile() has found no place: made again from the values, by a warp. The slot, from which
-// the unit has been copied, is overwritten.
-static __device__ __noinline__ void store_again(const uint16_t* values, uint32_t m, uint32_t entry, uint8_t* slot,
-                                                uint8_t* dynamic, int lane) {
+// the unit has been copied, is overwritten. packed: the frame is, so a raw tile's unit takes some of them.
+static __device__ __noinline__ void store_again(const uint16_t* values, uint32_t m, uint32_t entry, bool packed,
+                                                uint8_t* slot, uint8_t* unit, uint8_t* dynamic, int lane) {
   const uint32_t padded = static_cast<uint32_t>(align_up(m));
   const LaneValues v = load_values<false>(values, m, lane);
   const bool window = tile_word_mode(entry_word(entry)) == static_cast<uint32_t>(TileMode::window);
@@ -115,7 +116,13 @@ static __device__ __noinline__ void store_again(const uint16_t* values, uint32_t
   if (window) {
     put_escapes(slot, escapes, dynamic + warp_inclusive_sum(__popc(escapes)), lane);
   } else if (tile_word_mode(entry_word(entry)) == static_cast<uint32_t>(TileMode::raw)) {
-    store_bytes(dynamic, slot, m, lane);
+    const uint32_t in_unit = packed ? raw_in_unit(m) : 0;
+    if (packed && 16 * lane < kPlanesBytes32) {
+      const uint4 padding = make_uint4(0, 0, 0, 0);
+      reinterpret_cast<uint4*>(unit + padded)[lane] =
+          16 * lane < padded ? reinterpret_cast<const uint4*>(slot)[lane] : padding;
+    }
+    store_bytes(dynamic, slot + in_unit, m - in_unit, lane);
   } else if (lane == 0) {
     dynamic[0] = static_cast<uint8_t>(values[0]);
     dynamic[1] = static_cast<uint8_t>(values[0] >> 8);
@@ -138,11 +145,13 @@ __device__ __forceinline__ void store_tiles(const Group& group, Space* space, in
       const uint32_t b = r + 16 * lane;
       if (b < unit) *reinterpret_cast<uint4*>(to + b) = *reinterpret_cast<const uint4*>(slot + b);
     }
-    if (group.split) zero_hole(to, unit, m, lane);
+    const bool constant = mode == static_cast<uint32_t>(TileMode::constant);
+    const bool held = constant && group.layout == FrameLayout::packed && !(space->looked_at && m == kTile);
+    if (held || group.layout == FrameLayout::split) zero_hole(to, unit, m, lane);
     if (tile.place != kNoPlace) {
       store_bytes(dynamic, space->pools[warp] + tile.place, n, lane);
     } else {
-      store_again(group.src + t * kTile, m, tile.entry, slot, dynamic, lane);
+      store_again(group.src + t * kTile, m, tile.entry, group.layout == FrameLayout::packed, slot, to, dynamic, lane);
     }
   }
 }
@@ -157,7 +166,15 @@ __device__ __forceinline__ void encode_group(const EncodeLaunch& launch, uint64_
     encode_tiles<false>(group, space, team.warp, team.lane);
   }
   team.sync();
-  if (team.warp == 0) place_tiles<1>(launch, group, space->tiles[team.lane].entry, space, team.lane);
+  if (team.warp == 0) {
+    Slots slots = {};
+    if (group.layout == FrameLayout::packed) {
+      wait_for_previous();
+      slots = find_slots(launch, work, group, team.lane);
+      if (team.lane == 0) space->looked_at = slots.looked_at;
+    }
+    place_tiles<1>(launch, group, slots, space->tiles[team.lane].entry, space, team.lane);
+  }
   team.sync();
   store_tiles(group, space, team.warp, team.lane);
 }

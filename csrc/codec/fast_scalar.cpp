@@ -93,6 +93,7 @@ bool decode(Tile tile, const uint8_t* unit, const uint8_t* dynamic, uint32_t m, 
   switch (tile.mode) {
     case TileMode::window:
       return decode_window(tile, unit, dynamic, m, dst);
+    case TileMode::held:
     case TileMode::constant:
       for (uint32_t i = 0; i < m; ++i) dst[i] = load<uint16_t>(dynamic);
       return true;

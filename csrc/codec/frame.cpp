@@ -10,7 +10,7 @@ namespace {
 
 bool valid_options(const FrameOptions& options, uint64_t count) {
   return dtype_bytes(static_cast<uint8_t>(options.dtype)) != 0 && static_cast<uint8_t>(options.code) < kCodeCount &&
-         (options.layout == FrameLayout::compact || options.layout == FrameLayout::split) && count <= kMaxCount;
+         options.layout <= FrameLayout::packed && count <= kMaxCount;
 }
 
 uint64_t raw_bytes(DType dtype, uint64_t count) { return count * dtype_bytes(static_cast<uint8_t>(dtype)); }
@@ -98,13 +98,17 @@ Code effective_code(const FrameOptions& options) {
   return options.code == Code::fast && options.dtype != DType::bf16 ? Code::raw : options.code;
 }
 
+FrameLayout effective_layout(const FrameOptions& options, uint64_t count) {
+  return effective_code(options) == Code::fast ? fast_layout(options.layout, count) : options.layout;
+}
+
 uint64_t frame_bound(const FrameOptions& options, uint64_t count) {
   if (!valid_options(options, count)) return 0;
   switch (effective_code(options)) {
     case Code::raw:
       return cpu::raw_frame_bytes(options.dtype, count);
     case Code::fast:
-      return fast_bound(count, options.layout);
+      return fast_bound(count, effective_layout(options, count));
     case Code::dense:
       return dense::frame_limit(options.dtype, count);
   }
@@ -117,7 +121,7 @@ uint64_t static_bytes(const FrameOptions& options, uint64_t count) {
     case Code::raw:
       return cpu::raw_frame_bytes(options.dtype, count);
     case Code::fast:
-      return fast_static_bytes(count, options.layout);
+      return fast_static_bytes(count, effective_layout(options, count));
     case Code::dense:
       return tables_end(dense::element_count(options.dtype, count));
   }
@@ -130,8 +134,7 @@ FrameHeader make_header(const FrameOptions& options, uint64_t count, uint64_t fr
   h.version = kFrameVersion;
   h.dtype = static_cast<uint8_t>(options.dtype);
   h.code = static_cast<uint8_t>(effective_code(options));
-  h.flags = static_cast<uint8_t>((options.checksum ? kFlagChecksum : 0) |
-                                 (options.layout == FrameLayout::split ? kFlagSplit : 0));
+  h.flags = (options.checksum ? kFlagChecksum : 0) | layout_flags(effective_layout(options, count));
   h.count = count;
   h.frame_bytes = frame_bytes;
   h.checksum = options.checksum ? checksum : 0;
@@ -148,13 +151,13 @@ Status read_header(const void* frame, uint64_t available, FrameInfo* info) {
   if (h.version != kFrameVersion) return Status::bad_version;  // before the check: other versions may check otherwise
   if (h.header_check != header_check(h)) return Status::bad_header;
   if (dtype_bytes(h.dtype) == 0 || h.code >= kCodeCount || h.count > kMaxCount) return Status::bad_header;
-  if ((h.flags & ~kKnownFlags) != 0 || !all_zero(h.reserved, sizeof(h.reserved))) return Status::bad_header;
+  if (!known_flags(h.flags) || !all_zero(h.reserved, sizeof(h.reserved))) return Status::bad_header;
   if (!(h.flags & kFlagChecksum) && h.checksum != 0) return Status::bad_header;
 
   FrameInfo i;
   i.dtype = static_cast<DType>(h.dtype);
   i.code = static_cast<Code>(h.code);
-  i.layout = h.flags & kFlagSplit ? FrameLayout::split : FrameLayout::compact;
+  i.layout = layout_of(h.flags);
   i.checksum = (h.flags & kFlagChecksum) != 0;
   i.count = h.count;
   i.raw_bytes = raw_bytes(i.dtype, i.count);
@@ -181,8 +184,8 @@ Status encode(const void* src, uint64_t count, const FrameOptions& options, void
       cpu::encode_raw(src, raw_bytes(options.dtype, count), frame, threads);
       break;
     case Code::fast:
-      status = cpu::encode_fast(cpu::kernels(isa), static_cast<const uint16_t*>(src), count, options.layout, frame,
-                                capacity, &frame_bytes, threads);
+      status = cpu::encode_fast(cpu::kernels(isa), static_cast<const uint16_t*>(src), count,
+                                effective_layout(options, count), frame, capacity, &frame_bytes, threads);
       break;
     case Code::dense:
       status =

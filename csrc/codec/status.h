@@ -14,7 +14,7 @@ enum class Status : int32_t {
   bad_magic = 4,      // not a frame
   bad_version = 5,    // a frame of a newer zipccl
   bad_header = 6,     // header check, flags, or a size that does not follow from dtype, code and count
-  bad_table = 7,      // group offsets that do not follow from the tile words
+  bad_table = 7,      // group offsets that do not follow from the tile words, or slots that cannot be
   bad_tile = 8,       // unknown tile mode, base out of range, or dynamic bytes that do not fit the mode
   bad_escapes = 9,    // number of escape codes in the planes differs from the tile's dynamic bytes
   bad_checksum = 10,  // payload checksum differs

@@ -164,7 +164,8 @@ __device__ __forceinline__ void plan_rounds(const Planning& planning, Source<tru
     if (first >= tiles) extent->unit_vectors = extent->dynamic_vectors = 0;
   }
   if (lane < tiles && (lane == first + kWarps - 1 || lane + 1 == tiles)) {  // the last of its round
-    extent->unit_vectors = static_cast<uint32_t>(t.unit + unit_bytes(t.mode, m) - units) / sizeof(uint4);
+    const uint64_t unit = t.has_more(m) ? align_up(m) + kPlanesBytes : unit_bytes(t.mode, m);
+    extent->unit_vectors = static_cast<uint32_t>(t.unit + unit - units) / sizeof(uint4);
     extent->dynamic_vectors = static_cast<uint32_t>(vector_at(t.dynamic + t.dynamic_size + 15) - vector_at(dynamic));
   }
   const bool whole_window = m == kTile && t.mode == static_cast<uint32_t>(TileMode::window);
@@ -189,11 +190,12 @@ __device__ __forceinline__ void plan_source(const SumLaunch& launch, int i, uint
     kind = Kind::values;
     if (in.is_frame) {
       LaneTables tables = {};
-      if (kIn == DType::bf16 && in.available >= tables_end(in.count)) tables = load_tables(in.data, in.count, g, lane);
+      if (kIn == DType::bf16) tables = load_tables(in.data, in.available, in.count, g, lane);
       const FrameHeader h = load_header(in.data);
-      Status status = check_header(h, in.available, launch.dtype, in.count);
+      Status status = Status::bad_header;
       values = in.data + kHeaderBytes;
-      if (status == Status::ok) {
+      if (is_safe(h, in.available, launch.dtype, in.count)) {
+        status = Status::ok;
         if (h.flags & kFlagChecksum) status = verify_checksum(launch.sums, i, h, lane);
         if constexpr (kIn == DType::bf16) {
           if (status == Status::ok && h.code == static_cast<uint8_t>(Code::fast)) {

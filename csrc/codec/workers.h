@@ -95,16 +95,16 @@ class FirstError {
 // What a group adds to a frame besides units and dynamic bytes: their sizes, and entries of its tiles.
 struct Part {
   uint64_t units = 0, dynamic = 0;
+  bool apart = false;  // the units have a place of their own, and only the dynamic bytes are part of the part
   uint16_t words[kGroupTiles];
   uint8_t bases[kGroupTiles];
 };
 
 // Has all groups of a frame encoded, and puts their parts behind each other from parts_begin on. Of the encoder:
 //   void encode_group(g, units, dynamic, part)  to `units` (up to kUnits bytes), `dynamic` (kDynamic) and *part
-//   uint64_t room(g)                            bytes that must be free where its part begins, for `units` to lie there
-//   uint64_t placed_bytes(part)                 what the group takes of the frame
+//   uint64_t room(g)                            bytes that must be free where its part begins, for `units` to be where
+//                                               they belong from the beginning
 //   uint8_t* unit_place(g, begin)               where its units belong if its part begins at `begin` of the frame
-//   uint8_t* dynamic_place(part, begin)         its dynamic bytes likewise
 template <uint64_t kUnits, uint64_t kDynamic, typename Encoder>
 class GroupEncoder {
  public:
@@ -162,7 +162,7 @@ class GroupEncoder {
   }
 
   void place(uint64_t g, const Part& part, const uint8_t* units, const uint8_t* dynamic) {
-    const uint64_t bytes = encoder_.placed_bytes(part);
+    const uint64_t units_in_part = part.apart ? 0 : part.units, bytes = units_in_part + align_up(part.dynamic);
     uint64_t begin;
     if (!places_.give(g, bytes, &begin)) return;  // another worker was faster
     if (begin > capacity_ || capacity_ - begin < bytes) {
@@ -178,7 +178,7 @@ class GroupEncoder {
     for (uint64_t i = 0; unit_place != units && i < part.units; i += kPieceBytes) {
       std::memcpy(unit_place + i, units + i, std::min(kPieceBytes, part.units - i));
     }
-    uint8_t* const to = encoder_.dynamic_place(part, begin);
+    uint8_t* const to = frame_ + begin + units_in_part;
     std::memcpy(to, dynamic, part.dynamic);
     std::memset(to + part.dynamic, 0, align_up(part.dynamic) - part.dynamic);
   }

@@ -7,7 +7,7 @@ namespace zipccl {
 namespace {
 constexpr int kScale = 20;
 
-// Header and tables, in the compact layout.
+// Header and tables of a frame that is not split.
 uint64_t tables(FrameOptions options, uint64_t count) {
   options.layout = FrameLayout::compact;
   return static_bytes(options, count);

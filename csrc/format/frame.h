@@ -4,7 +4,8 @@
 //   offset 64         group offsets             u64 [groups], padded to 16
 //                     tile words                u16 [tiles],  padded to 16   (codes fast and dense)
 //                     tile bases                u8  [tiles],  padded to 16   (codes fast and dense)
-//   tables_end()      payload                   laid out by FrameLayout
+//                     slots                     u64 [groups + 1], padded to 16   (FrameLayout::packed)
+//                     payload                   laid out by FrameLayout
 //
 // Header-only and usable in device code. Every count, size and offset is 64-bit. Little-endian.
 #pragma once
@@ -64,11 +65,15 @@ constexpr uint8_t kCodeCount = 3;
 // compact: the parts of a group (tile units, then dynamic bytes) follow each other; smallest on the wire.
 // split:   tile units at fixed places, all dynamic bytes behind them; the static part's size follows from
 //          (dtype, count, code) alone, which is what ZipCCL's all-to-all Design 2 needs.
-enum class FrameLayout : uint8_t { compact = 0, split = 1 };
+// packed:  hardly larger than compact, and units in front as in split: constant tiles have no place there, raw tiles
+//          fill theirs, so that places follow from which tiles are constant alone. format/tile.h.
+enum class FrameLayout : uint8_t { compact = 0, split = 1, packed = 2 };
 
 constexpr uint8_t kFlagChecksum = 1;  // header.checksum covers every byte behind the header
 constexpr uint8_t kFlagSplit = 2;     // FrameLayout::split
-constexpr uint8_t kKnownFlags = kFlagChecksum | kFlagSplit;
+constexpr uint8_t kFlagPacked = 4;    // FrameLayout::packed
+constexpr uint8_t kLayoutFlags = kFlagSplit | kFlagPacked;
+constexpr uint8_t kKnownFlags = kFlagChecksum | kLayoutFlags;
 
 struct FrameHeader {
   uint32_t magic;
@@ -86,6 +91,16 @@ static_assert(sizeof(FrameHeader) == kHeaderBytes, "the header is 64 bytes on th
 
 ZIPCCL_HD uint64_t align_up(uint64_t n, uint64_t a = kFrameAlign) { return (n + a - 1) / a * a; }
 ZIPCCL_HD uint64_t ceil_div(uint64_t n, uint64_t d) { return n / d + (n % d != 0); }
+
+ZIPCCL_HD uint8_t layout_flags(FrameLayout layout) {
+  return layout == FrameLayout::split ? kFlagSplit : layout == FrameLayout::packed ? kFlagPacked : 0;
+}
+ZIPCCL_HD FrameLayout layout_of(uint8_t flags) {
+  return flags & kFlagSplit ? FrameLayout::split : flags & kFlagPacked ? FrameLayout::packed : FrameLayout::compact;
+}
+ZIPCCL_HD bool known_flags(uint8_t flags) {
+  return (flags & ~kKnownFlags) == 0 && (flags & kLayoutFlags) != kLayoutFlags;
+}
 
 // Bytes of one value, 0 for an unknown dtype.
 ZIPCCL_HD uint64_t dtype_bytes(uint8_t dtype) {

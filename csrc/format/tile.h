@@ -7,8 +7,10 @@
 //   unit of a window tile   sign-mantissa bytes u8 [m], padded to 16 | plane 0 | plane 1 | plane 2 (u32 [32] each)
 //   unit of a raw tile      sign-mantissa bytes u8 [m], padded to 16
 //   unit of a constant tile nothing
-//   dynamic bytes           window: escaped exponents in plane order; raw: m exponents in value order;
-//                           constant: the value's 2 bytes
+//   unit of a held tile     padding, as many bytes as a window tile has; only in a packed frame
+//   unit of a raw tile of a packed frame   sign-mantissa bytes, padded to 16 | 384 bytes: exponents of the first values
+//   dynamic bytes           window: escaped exponents in plane order; raw: m exponents in value order,
+//                           less those in the unit; constant, held: the value's 2 bytes
 //
 // Plane order: value i of the tile has bit 8 * (i / 256) + i % 8 of word (i / 8) % 32. A warp lane that loads
 // 8 consecutive values four times, 256 apart, then owns exactly one word of each plane.
@@ -18,8 +20,7 @@
 
 namespace zipccl {
 
-enum class TileMode : uint8_t { window = 0, constant = 1, raw = 2 };
-constexpr uint8_t kTileModeCount = 3;
+enum class TileMode : uint8_t { window = 0, constant = 1, raw = 2, held = 3 };  // held: constant, but with a place
 
 constexpr uint64_t kPlaneWords = 32;
 constexpr uint64_t kPlaneBytes = 4 * kPlaneWords;
@@ -40,11 +41,27 @@ ZIPCCL_HD uint64_t values_in_tile(uint64_t count, uint64_t tile) {
   return left < kTileValues ? left : kTileValues;
 }
 
-// Bytes of the unit of a tile of m values; 0 for unknown modes, which the decoder refuses before it asks.
+// Bytes of the unit of a tile of m values, of a frame that is not packed; 0 for unknown modes, which the decoder
+// refuses before it asks.
 ZIPCCL_HD uint64_t unit_bytes(uint32_t mode, uint64_t m) {
   if (mode == static_cast<uint32_t>(TileMode::window)) return align_up(m) + kPlanesBytes;
   if (mode == static_cast<uint32_t>(TileMode::raw)) return align_up(m);
   return 0;
+}
+
+// The same of a packed frame.
+ZIPCCL_HD uint64_t packed_unit_bytes(uint32_t mode, uint64_t m) {
+  return mode == static_cast<uint32_t>(TileMode::constant) ? 0 : align_up(m) + kPlanesBytes;
+}
+// Exponents of a raw tile that take the place of planes there.
+ZIPCCL_HD uint32_t raw_in_unit(uint64_t m) { return static_cast<uint32_t>(m < kPlanesBytes ? m : kPlanesBytes); }
+
+ZIPCCL_HD bool valid_tile(uint32_t mode, uint32_t base, uint32_t dynamic, uint32_t m, bool packed) {
+  if (mode == static_cast<uint32_t>(TileMode::window)) return base <= kMaxBase && dynamic <= m;
+  if (mode == static_cast<uint32_t>(TileMode::constant))
+    return base == 0 && dynamic == 2 && (!packed || m == kTileValues);
+  if (mode == static_cast<uint32_t>(TileMode::held)) return base == 0 && dynamic == 2 && packed;
+  return mode == static_cast<uint32_t>(TileMode::raw) && base == 0 && dynamic == (packed ? m - raw_in_unit(m) : m);
 }
 
 // A window tile must be smaller than the same tile raw.
@@ -71,21 +88,49 @@ ZIPCCL_HD uint32_t candidate_base(uint32_t mean, int k) {
   return b < 0 ? 0u : (b > static_cast<int>(kMaxBase) ? kMaxBase : static_cast<uint32_t>(b));
 }
 
+// ---- Layouts --------------------------------------------------------------------------------------------------
+// FrameLayout::packed: slots[g] full tiles that are not constant come before group g, slots[groups] in all. Their units
+// lie side by side, behind them the place of a last tile that is not full, behind that the dynamic parts of the groups.
+ZIPCCL_HD uint64_t slot_table_begin(uint64_t count) { return tables_end(count); }
+constexpr uint64_t kUnitsAlign = 32;  // what memory takes at least
+ZIPCCL_HD uint64_t packed_units_begin(uint64_t count) {
+  const uint64_t slots = slot_table_begin(count);
+  return count == 0 ? slots : align_up(slots + 8 * (group_count(count) + 1), kUnitsAlign);
+}
+ZIPCCL_HD uint64_t packed_parts_begin(uint64_t count, uint64_t slots) {
+  const uint64_t rest = count % kTileValues;
+  return packed_units_begin(count) + slots * kMaxUnitBytes + (rest ? align_up(rest) + kPlanesBytes : 0);
+}
+
+// The encoder's choice which frames are packed that might be compact: where a GPU has enough groups to work on for it
+// to pay.
+constexpr uint64_t kPackedFrom = uint64_t{24} << 20;
+ZIPCCL_HD FrameLayout fast_layout(FrameLayout asked, uint64_t count) {
+  return asked == FrameLayout::compact && count >= kPackedFrom ? FrameLayout::packed : asked;
+}
+
+// And which tiles of equal values are constant there, not held: full ones of groups that are looked at closely, as the
+// first values of one of four of their tiles are equal. So not all tiles have to be looked at ahead of encoding.
+constexpr uint32_t kProbes = 4, kProbeValues = 4;
+ZIPCCL_HD uint32_t probe_tile(uint32_t i) { return i < 2 ? 11 * i : 9 * i + 3; }  // 0, 11, 21, 30
+
 // Upper bound of a "fast" frame and the size of its static part. See FrameLayout.
 ZIPCCL_HD uint64_t units_capacity(uint64_t count) {
   uint64_t full = count / kTileValues, rest = count % kTileValues;
   return full * kMaxUnitBytes + (rest ? align_up(rest) + kPlanesBytes : 0);
 }
 ZIPCCL_HD uint64_t fast_static_bytes(uint64_t count, FrameLayout layout) {
+  if (layout == FrameLayout::packed) return packed_parts_begin(count, 0);
   return tables_end(count) + (layout == FrameLayout::split ? units_capacity(count) : 0);
 }
 ZIPCCL_HD uint64_t fast_bound(uint64_t count, FrameLayout layout) {
-  // A raw tile is the largest: r16(m) unit and m dynamic bytes (2 for m = 1 constant). Each group's dynamic bytes
-  // are padded to 16.
+  // A raw tile is the largest: r16(m) unit and m dynamic bytes (2 for m = 1 constant), or as many in a packed frame;
+  // but there the place of a last tile is larger than many such. Each group's dynamic bytes are padded to 16.
   uint64_t dynamic = count + 2 + kFrameAlign * group_count(count);
-  uint64_t units =
-      layout == FrameLayout::split ? units_capacity(count) : count + kFrameAlign * (count % kTileValues != 0);
-  return align_up(tables_end(count) + units + dynamic);
+  uint64_t rest = count % kTileValues, units = 0;
+  if (layout == FrameLayout::compact) units = count + kFrameAlign * (rest != 0);
+  if (layout == FrameLayout::packed) units = count - rest;
+  return align_up(fast_static_bytes(count, layout) + units + dynamic);
 }
 
 }  // namespace zipccl

@@ -99,9 +99,8 @@ void check_equal(const std::vector<Bytes>& tensors, const FrameOptions& options,
 // ---- Tests ----------------------------------------------------------------------------------------------------
 
 std::string describe(const char* pattern, const FrameOptions& o, size_t shift) {
-  return std::string(pattern) + (o.layout == FrameLayout::split ? ", split" : ", compact") +
-         (o.code == Code::raw ? ", raw" : "") + (o.checksum ? ", checksum" : "") + ", shifted by " +
-         std::to_string(shift);
+  return std::string(pattern) + ", " + layout_name(o.layout) + (o.code == Code::raw ? ", raw" : "") +
+         (o.checksum ? ", checksum" : "") + ", shifted by " + std::to_string(shift);
 }
 
 void test_fast(bool quick) {
@@ -110,7 +109,7 @@ void test_fast(bool quick) {
   for (const Pattern& p : kPatterns) {
     for (size_t n : sizes) {
       const Bytes tensor = bytes_of(p.make(n));
-      for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+      for (FrameLayout layout : kLayouts) {
         for (size_t shift : {0, 2}) {
           const bool checksum = shift == 0;
           const FrameOptions options = {DType::bf16, Code::fast, layout, checksum};
@@ -123,12 +122,12 @@ void test_fast(bool quick) {
 
 void test_batches(bool quick) {
   for (bool checksum : {false, true}) {
-    for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+    for (FrameLayout layout : kLayouts) {
       std::vector<Bytes> tensors;
       for (int i = 0; i < (quick ? 70 : 150); ++i) {  // more than one launch
         const size_t most = i % 7 == 0 ? (quick ? 40000 : 200000) : 3000;
         const size_t n = i % 5 == 0 ? 0 : random_bits() % most;
-        tensors.push_back(bytes_of(kPatterns[i % 7].make(n)));
+        tensors.push_back(bytes_of(kPatterns[i % kPatternCount].make(n)));
       }
       const FrameOptions options = {DType::bf16, Code::fast, layout, checksum};
       check_equal(tensors, options, 0, describe("batch", options, 0));
@@ -138,8 +137,9 @@ void test_batches(bool quick) {
   if (!quick) {
     check_equal({bytes_of(mixed_values(14'000'000 + 5))}, {}, 0, "many groups");
     std::vector<Bytes> tensors;
-    for (int i = 0; i < 49; ++i) tensors.push_back(bytes_of(kPatterns[i % 7].make(280'000 + 3001 * (i % 11))));
-    for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+    for (int i = 0; i < 49; ++i)
+      tensors.push_back(bytes_of(kPatterns[i % kPatternCount].make(280'000 + 3001 * (i % 11))));
+    for (FrameLayout layout : kLayouts) {
       const FrameOptions options = {DType::bf16, Code::fast, layout, false};
       for (size_t shift : {0, 2}) check_equal(tensors, options, shift, describe("many groups", options, shift));
     }
@@ -158,14 +158,16 @@ Values many_escapes(size_t n) {
   return v;
 }
 
-// Split frames of more than five groups for each of 200 multiprocessors: fast_encode_direct.cu.
-void test_large_split(bool quick) {
+// More than five groups for each of 200 multiprocessors; frames that are not split are packed.
+void test_large(bool quick) {
   const size_t n = 1000 * zipccl::kGroupValues;
   const auto test = [&](const char* name, const std::vector<Bytes>& tensors) {
     for (size_t shift : {0, 2}) {
       if (quick && shift != 0) continue;
-      const FrameOptions options = {DType::bf16, Code::fast, FrameLayout::split, shift == 0};
-      check_equal(tensors, options, shift, std::string("large, ") + describe(name, options, shift));
+      for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+        const FrameOptions options = {DType::bf16, Code::fast, layout, shift == 0};
+        check_equal(tensors, options, shift, std::string("large, ") + describe(name, options, shift));
+      }
     }
   };
   test("mixed", {bytes_of(mixed_values(n + 1))});
@@ -173,15 +175,22 @@ void test_large_split(bool quick) {
   for (const Pattern& p : kPatterns) test(p.name, {bytes_of(p.make(n + 17 * zipccl::kTileValues + 5))});
   test("many escapes", {bytes_of(many_escapes(n + zipccl::kGroupValues))});
   std::vector<Bytes> tensors;
-  for (int i = 0; i < 63; ++i) tensors.push_back(bytes_of(kPatterns[i % 7].make(i % 9 == 0 ? 0 : 600'000 + 3001 * i)));
+  for (int i = 0; i < 63; ++i)
+    tensors.push_back(bytes_of(kPatterns[i % kPatternCount].make(i % 9 == 0 ? 0 : 600'000 + 3001 * i)));
   test("batch", tensors);
+  // One call for frames that become packed and others.
+  tensors.clear();
+  for (size_t count : {1000, 300'000, 0, int{zipccl::kPackedFrom} - 1, int{zipccl::kPackedFrom}, 70'001}) {
+    tensors.push_back(bytes_of(group_values(count)));
+  }
+  test("around the limit", tensors);
 }
 
 // Values and frames at every alignment that the interface takes.
 void test_alignments(bool quick) {
   for (size_t shift = 0; shift < 16; shift += 2) {
     frame_shift = zipccl::kFrameAlign * (1 + shift / 2);
-    for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+    for (FrameLayout layout : kLayouts) {
       const FrameOptions options = {DType::bf16, Code::fast, layout, true};
       std::vector<Bytes> tensors;
       for (size_t n : {65536, 70001}) tensors.push_back(bytes_of(mixed_values(quick ? n / 2 : n)));
@@ -225,12 +234,13 @@ void check_same_outcome(const std::vector<Bytes>& frames, uint64_t count, DType 
 void test_corrupt(bool quick) {
   const int tries = quick ? 40 : 400;
   for (bool checksum : {false, true}) {
-    for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+    for (FrameLayout layout : kLayouts) {
       const FrameOptions options = {DType::bf16, Code::fast, layout, checksum};
       const std::string name = describe("corrupt", options, 0);
       const uint64_t count = 70000;  // three groups, the last of them and its last tile not full
-      const Bytes frame = cpu_encode(bytes_of(mixed_values(count)), options);
-      const size_t tables = zipccl::tables_end(count);
+      const Values values = layout == FrameLayout::packed ? group_values(count) : mixed_values(count);
+      const Bytes frame = cpu_encode(bytes_of(values), options);
+      const size_t tables = all_tables_end(count, layout);
 
       std::vector<Bytes> header, sealed, table, payload, garbage, shorter;
       for (int i = 0; i < tries; ++i) {
@@ -257,6 +267,22 @@ void test_corrupt(bool quick) {
       check_same_outcome(payload, count, DType::bf16, checksum, name + ": payload");
       check_same_outcome(garbage, count, DType::bf16, checksum, name + ": garbage");
       check_same_outcome(shorter, count, DType::bf16, true, name + ": truncated");
+      if (layout == FrameLayout::packed) {
+        std::vector<Bytes> slots;
+        for (int i = 0; i < tries; ++i) {
+          slots.push_back(frame);
+          uint8_t* table = &slots.back()[zipccl::slot_table_begin(count)];
+          const uint64_t wrong[] = {
+              0, 1, 31, 32, 68, ~uint64_t{0}, ~uint64_t{0} / zipccl::kMaxUnitBytes + 1, random_bits()};
+          std::memcpy(table + 8 * (random_bits() % 4), &wrong[i % 8], 8);
+          // The second group is in order, but for the place of its units.
+          uint64_t ends[2];
+          std::memcpy(ends, table + 8, sizeof(ends));
+          for (uint64_t& slot : ends) slot += i % 16 < 8 ? 0 : wrong[7] >> random_bits() % 64;
+          std::memcpy(table + 8, ends, sizeof(ends));
+        }
+        check_same_outcome(slots, count, DType::bf16, checksum, name + ": slots");
+      }
       // A group moved by one byte: it fits the next one, but not the one before, and would be read misaligned.
       std::vector<Bytes> moved = {frame};
       for (size_t g = 1; g < zipccl::group_count(count); ++g) ++moved[0][zipccl::group_table_begin() + 8 * g];
@@ -282,7 +308,7 @@ void test_few_multiprocessors(bool quick) {
     max_sms = sms;
     const std::string what = std::to_string(sms) + " multiprocessors, ";
     for (const Pattern& p : kPatterns) {
-      for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
+      for (FrameLayout layout : kLayouts) {
         for (size_t shift : {0, 2}) {
           if (quick && (sms == 1 || shift != 0)) continue;
           const FrameOptions options = {DType::bf16, Code::fast, layout, shift != 0};
@@ -369,7 +395,7 @@ int main(int argc, char** argv) {
   test_arguments();
   test_fast(quick);
   test_batches(quick);
-  test_large_split(quick);
+  test_large(quick);
   test_alignments(quick);
   test_raw();
   test_corrupt(quick);

@@ -68,7 +68,7 @@ void check_sum(const std::vector<Input>& inputs, uint64_t count, const SumOption
 
 // Values of every kind, for a dtype of 2 or 4 bytes.
 Bytes values_of(DType dtype, size_t n, int pattern) {
-  if (pattern < 7 && dtype == DType::bf16) return bytes_of(kPatterns[pattern].make(n));
+  if (pattern < kPatternCount && dtype == DType::bf16) return bytes_of(kPatterns[pattern].make(n));
   if (pattern % 2 == 0) return random_bytes(n * value_bytes(dtype));
   std::normal_distribution<float> normal(0, 1e-3f);
   Bytes b(n * value_bytes(dtype));
@@ -90,13 +90,13 @@ std::string describe(const SumOptions& o, size_t n, uint64_t count, size_t shift
          std::to_string(o.scale) + ", divisor " + std::to_string(o.divisor) + ", shifted by " + std::to_string(shift);
 }
 
-// Inputs in turn: fast frames of both layouts, with a checksum or without, raw frames, plain values.
+// Inputs in turn: fast frames of all layouts, with a checksum or without, raw frames, plain values.
 std::vector<Input> mixed_inputs(DType dtype, size_t n, uint64_t count, int kind) {
   std::vector<Input> inputs;
   for (size_t i = 0; i < n; ++i, ++kind) {
-    const Bytes values = values_of(dtype, count, kind % 9);
-    const FrameOptions options = {dtype, kind % 4 == 2 ? Code::raw : Code::fast,
-                                  kind % 4 == 1 ? FrameLayout::split : FrameLayout::compact, kind % 3 == 0};
+    const Bytes values = values_of(dtype, count, kind % (kPatternCount + 2));
+    const FrameLayout layout = kind % 4 == 1 ? kLayouts[1 + kind / 4 % 2] : FrameLayout::compact;
+    const FrameOptions options = {dtype, kind % 4 == 2 ? Code::raw : Code::fast, layout, kind % 3 == 0};
     if (kind % 4 == 3) {
       inputs.push_back({values, false});
     } else {
@@ -169,9 +169,10 @@ void test_special_values() {
 void test_corrupt(bool quick) {
   const uint64_t count = 70000;
   for (bool checksum : {false, true}) {
-    for (FrameLayout layout : {FrameLayout::compact, FrameLayout::split}) {
-      const Bytes good = cpu_encode(bytes_of(kPatterns[5].make(count)), {DType::bf16, Code::fast, layout, checksum});
-      const size_t ends[] = {0, zipccl::kHeaderBytes, zipccl::tables_end(count), good.size()};
+    for (FrameLayout layout : kLayouts) {
+      const Values values = layout == FrameLayout::packed ? group_values(count) : mixed_values(count);
+      const Bytes good = cpu_encode(bytes_of(values), {DType::bf16, Code::fast, layout, checksum});
+      const size_t ends[] = {0, zipccl::kHeaderBytes, all_tables_end(count, layout), good.size()};
       for (int i = 0; i < (quick ? 30 : 300); ++i) {
         std::vector<Input> inputs(3, Input{good, true});
         const int at = i % 3;

@@ -144,6 +144,52 @@ Values almost_constant_values(size_t n) {
   return v;
 }
 
+// One group after another with constant tiles and raw ones at other places, and with tiles that begin with equal
+// values: what packed frames look at.
+Values group_values(size_t n) {
+  Values v = normal_values(n, 1e-2f);
+  for (size_t begin = 0, tile = 0; begin < n; begin += zipccl::kTileValues, ++tile) {
+    const size_t end = std::min<size_t>(n, begin + zipccl::kTileValues), in_group = tile % zipccl::kGroupTiles;
+    const auto make_equal = [&](size_t values) {
+      std::fill(&v[begin], &v[begin] + std::min(values, end - begin), static_cast<uint16_t>(0x3F80 + in_group));
+    };
+    const auto make_raw = [&] {
+      for (size_t i = begin; i < end; ++i) v[i] = static_cast<uint16_t>(random_bits());
+    };
+    const bool ends = in_group == 0 || in_group == 31;
+    switch (tile / zipccl::kGroupTiles % 8) {
+      case 0:  // constant tiles, which the first of them gives away
+        if (in_group % 5 == 2) make_raw();
+        if (ends || in_group % 7 == 3) make_equal(zipccl::kTileValues);
+        break;
+      case 1:  // constant tiles, which nothing gives away
+        if (in_group == 0) make_raw();
+        if (in_group % 10 == 2 || in_group == 31) make_equal(zipccl::kTileValues);
+        break;
+      case 2:  // nothing else
+        make_equal(zipccl::kTileValues);
+        break;
+      case 3:
+        make_raw();
+        break;
+      case 4:  // constant but for a value
+        make_equal(zipccl::kTileValues);
+        v[ends ? begin : end - 1] ^= 0x8000;
+        break;
+      case 5:  // nothing but window tiles
+        break;
+      case 6:  // a constant tile, given away by another one
+        if (in_group == 5) make_equal(zipccl::kTileValues);
+        if (in_group == 21) make_equal(4);
+        break;
+      default:  // not given away: one value too few
+        if (in_group == 5) make_equal(zipccl::kTileValues);
+        if (in_group == 11 || in_group == 30) make_equal(3);
+    }
+  }
+  return v;
+}
+
 struct Pattern {
   const char* name;
   Values (*make)(size_t);
@@ -166,7 +212,9 @@ const Pattern kPatterns[] = {
     {"almost constant", almost_constant_values},
     {"mixed", mixed_values},
     {"extreme", extreme_values},
+    {"groups", group_values},
 };
+constexpr int kPatternCount = sizeof(kPatterns) / sizeof(*kPatterns);
 
 Bytes bytes_of(const Values& v) {
   Bytes b(2 * v.size());
@@ -197,6 +245,17 @@ Bytes cpu_encode(const Bytes& src, const FrameOptions& options) {
 Status cpu_decode(const Bytes& frame, DType dtype, uint64_t count, Bytes* dst) {
   dst->assign(count * value_bytes(dtype), 0);
   return zipccl::decode(frame.data(), frame.size(), dtype, count, dst->data());
+}
+
+constexpr FrameLayout kLayouts[] = {FrameLayout::compact, FrameLayout::split, FrameLayout::packed};
+
+const char* layout_name(FrameLayout layout) {
+  return layout == FrameLayout::split ? "split" : layout == FrameLayout::packed ? "packed" : "compact";
+}
+
+// End of the tables of a fast frame.
+uint64_t all_tables_end(uint64_t count, FrameLayout layout) {
+  return layout == FrameLayout::packed ? zipccl::packed_units_begin(count) : zipccl::tables_end(count);
 }
 
 // ---- Damage ---------------------------------------------------------------------------------------------------

@@ -26,11 +26,14 @@ class Random {  // splitmix64
   uint64_t state_;
 };
 
-// bf16 values, tile by tile of another kind.
+// bf16 values, tile by tile of another kind. In half of the groups no tile is constant; some are but for their ends.
 inline Bytes random_bf16(Random* r, uint64_t count) {
   Bytes bytes(2 * count);
+  bool constants = true;
   for (uint64_t begin = 0; begin < count; begin += kTileValues) {
-    const uint64_t kind = r->below(6);
+    if (begin % kGroupValues == 0) constants = r->below(2) != 0;
+    const uint64_t kind = constants ? r->below(6) : 1 + r->below(5);
+    const uint64_t equal = r->below(8) != 0 ? 0 : begin + 1 + r->below(kTileValues);
     const uint32_t constant = static_cast<uint32_t>(r->next());
     const uint32_t top = static_cast<uint32_t>(r->below(256));
     for (uint64_t i = begin; i < count && i < begin + kTileValues; ++i) {
@@ -38,11 +41,11 @@ inline Bytes random_bf16(Random* r, uint64_t count) {
       const uint32_t steps = static_cast<uint32_t>(__builtin_ctzll(bits | (uint64_t(1) << 40)));
       const uint32_t e = (top - steps) & 0xFF;  // as in real tensors: half as many values each step down
       uint32_t v = static_cast<uint32_t>(bits >> 41) & 0x807F;
-      if (kind == 0) v = constant;
       if (kind == 1) v = static_cast<uint32_t>(bits >> 41);                          // random bits
       if (kind == 2) v |= (top + static_cast<uint32_t>(bits >> 60) % 4) % 256 << 7;  // no escapes
       if (kind == 3) v |= ((bits >> 58) % 9 == 0 ? static_cast<uint32_t>(bits) & 0xFF : e) << 7;
       if (kind >= 4) v |= e << 7;
+      if (kind == 0 || i < equal) v = constant;
       const uint16_t value = static_cast<uint16_t>(v);
       std::memcpy(&bytes[2 * i], &value, 2);
     }

@@ -35,7 +35,7 @@ class Golden:
     def frame(self) -> bytes:
         code = {"raw": ref.RAW, "fast": ref.FAST, "dense": ref.DENSE}[self.code]
         dtype, _ = ref.DTYPES[self.dtype]
-        return ref.encode(self.data, dtype, code, self.layout == "split", self.checksum)
+        return ref.encode(self.data, dtype, code, self.layout, self.checksum)
 
 
 def noise(n: int, salt: int) -> np.ndarray:
@@ -126,6 +126,12 @@ def goldens() -> list[Golden]:
         Golden("all_modes_unchecked", "bfloat16", all_modes(), checksum=False),
         Golden("two_groups", "bfloat16", two_groups()),
         Golden("raw_bfloat16", "bfloat16", random_bits(100, 12).tobytes(), code="raw"),
+        Golden("empty_packed", "bfloat16", b"", layout="packed"),
+        Golden("one_value_packed", "bfloat16", b"\x02\x41", layout="packed", checksum=False),
+        Golden("all_modes_packed", "bfloat16", all_modes(), layout="packed"),
+        Golden("two_groups_packed", "bfloat16", two_groups(), layout="packed", checksum=False),
+        Golden("raw_tail_packed", "bfloat16", random_bits(1024 + 500, 13).tobytes(), layout="packed"),
+        Golden("short_raw_packed", "bfloat16", random_bits(300, 14).tobytes(), layout="packed", checksum=False),
     ]
     frames += [
         Golden("dense_empty", "float32", b"", code="dense"),
