@@ -54,7 +54,7 @@ def test_what_is_expected_is_what_auto_would_expect():
     links = [float(cell.removesuffix(" Gbit/s")) / 8 * 1e9 for cell in head[1:]]
     for said, *cells in rows:
         code, op = said.split()[-1], said.split(",")[0]
-        of = next(r for r in tables.results("codec-h200")["rows"] if r["bytes"] == 1 << 28 and r["code"] == code)
+        of = next(r for r in tables.h200_rows() if r["bytes"] == 1 << 28 and r["code"] == code)
         for link, cell in zip(links, cells, strict=True):
             switcher = _C.Switcher(of["frame_bytes"] / of["bytes"])
             switcher.set_measurements(0, link, 0, 1e9 * of["encode_gbps"], 1e9 * of["decode_gbps"])
