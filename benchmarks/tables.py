@@ -299,6 +299,18 @@ def overhead():
     return [*lines, ["NCCL's own times", *(f"{min(t):.0f} to {max(t):.0f}" for t in (every, more))]]
 
 
+@table
+def overhead_cpu():
+    lines = [["us more than gloo: median (range)", "zipccl", "another gloo group", "gloo's own times"]]
+    for call, rows in results("overhead-cpu")["collectives"].items():
+        cells = []
+        for more in ([r["more_us"] for r in rows], [abs(r["inner_us"] - r["again_us"]) for r in rows]):
+            cells.append(f"{statistics.median(more):.0f} ({min(more):.0f} to {max(more):.0f})")
+        own = [min(r["inner_us"], r["again_us"]) for r in rows]
+        lines.append([call, *cells, f"{min(own):.0f} to {max(own):.0f}"])
+    return lines
+
+
 # ---- DynamiQ ---------------------------------------------------------------------------------------------------
 
 

@@ -346,7 +346,7 @@ WorkPtr ZipBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
   FrameOptions frame;
   if (fits && input.is_cpu() && !compares(input) && contiguous({input, output}) && frame_for(input, &frame)) {
     const std::vector<int64_t> none;
-    const Again again{Op::all_to_all, type, frame.dtype, size, none, received, patience(opts), input, output, raw};
+    const Again again{Op::all_to_all, type, frame.dtype, size, none, received, patience(opts), raw};
     if (WorkPtr work = begin_again(again)) return work;
   }
   OwnCall call = all_to_all_call(

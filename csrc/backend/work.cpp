@@ -16,14 +16,13 @@ CpuWork::CpuWork(int rank, c10d::OpType op, const char* title, at::TensorList in
       outputs_(outputs.vec()) {}
 
 void CpuWork::complete(std::exception_ptr error) {
-  if (complete_but_future(std::move(error))) complete_future();
-}
-
-bool CpuWork::complete_but_future(std::exception_ptr error) {
   // The base class first: isCompleted() must hold when callbacks of the future run.
   finish(std::move(error));
-  std::lock_guard<std::mutex> lock(mutex_);
-  return future_ && !future_->completed();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!future_ || future_->completed()) return;  // made since, it is complete
+  }
+  complete_future();
 }
 
 void CpuWork::complete_future() {

@@ -9,7 +9,7 @@
 
 namespace zipccl {
 
-// CPU: the worker completes it, or one of gloo's threads.
+// CPU: the worker thread completes it.
 class CpuWork : public c10d::Work {
  public:
   CpuWork(int rank, c10d::OpType op, const char* title = nullptr, at::TensorList inputs = {},
@@ -20,13 +20,6 @@ class CpuWork : public c10d::Work {
   void behind(std::function<uint64_t()> queued, std::chrono::milliseconds timeout, std::string what);
 
   void complete(std::exception_ptr error);
-  // The same in two steps, of which the second may take its time, as callbacks of the future do. True: it is wanted.
-  bool complete_but_future(std::exception_ptr error);
-  void complete_future();
-
-  // The inner backend's handle of the same call. Kept, so that its tensors end where the caller drops this one's,
-  // rather than on the thread that carried the call out.
-  void carried_by(c10::intrusive_ptr<c10d::Work> inner) { inner_ = std::move(inner); }
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -39,12 +32,12 @@ class CpuWork : public c10d::Work {
 
  private:
   void wait_for_turn(std::unique_lock<std::mutex>& lock);
+  void complete_future();
 
   std::vector<at::Tensor> outputs_;
   std::function<uint64_t()> queued_;
   std::chrono::milliseconds patience_{0};
   std::string what_;
-  c10::intrusive_ptr<c10d::Work> inner_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

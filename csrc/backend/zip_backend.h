@@ -41,8 +41,6 @@
 
 namespace zipccl {
 
-class CpuWork;
-
 // What torch hands round when a group is split: name and timeout of the part. All else the part has from its parent.
 struct GroupOptions : c10d::Backend::Options {
   explicit GroupOptions(std::chrono::milliseconds timeout) : Options("zipccl", timeout) {}
@@ -171,15 +169,13 @@ class ZipBackend : public c10d::Backend {
     const std::vector<int64_t>& shared;
     uint64_t received;
     Patience patience;
-    at::TensorList inputs, outputs;
     c10::function_ref<WorkPtr(c10d::Backend&)> raw;
   };
   // Does it on gloo's threads, without waiting, where nothing else is under way but other such calls, and nothing of it
   // is to be compared between ranks, timed or agreed on. Null where that is not so; then nothing has happened. Of CPU
   // tensors that fit each other and that gloo moves.
   WorkPtr begin_again(const Again& call);
-  class RawUnderWay;
-  std::shared_ptr<Worker::UnderWay> begin_again(const Again& call, bool beside, c10::intrusive_ptr<CpuWork>* work);
+  std::shared_ptr<Worker::UnderWay> begin_again(const Again& call, bool beside, WorkPtr* work);
   // Options and threshold; what only the collective knows comes in the call.
   bool may_zip(const OwnCall& call) const;
   // The frame options of a tensor's dtype; false where a frame would not be smaller.

@@ -3,12 +3,12 @@
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 
-#include <condition_variable>
-#include <mutex>
 #include <utility>
 
 #include "backend/perform.h"
+#include "backend/raw_work.h"
 #include "backend/work.h"
 #include "backend/zip_backend.h"
 #include "collectives/error.h"
@@ -38,15 +38,6 @@ void skip_numbers(c10d::Backend& gloo, uint64_t calls) {
 }
 
 int64_t kind_of(Op op, DType dtype, const std::vector<int64_t>& sizes) { return CallId(op, 0).of(dtype, sizes).word(); }
-
-std::exception_ptr named(const std::string& what, const std::exception_ptr& error) {
-  try {
-    naming(what, [&] { std::rethrow_exception(error); });
-  } catch (...) {
-    return std::current_exception();
-  }
-  return nullptr;
-}
 }  // namespace
 
 // A call, and what it needs to know of its group, which may be gone when it runs.
@@ -142,50 +133,19 @@ void ZipBackend::CpuCall::raw(const Place& place, const CallId& id) const {
   state->stats.add_raw(op_name(call.op), call.received);
 }
 
-// A raw call that gloo's threads carry out.
-class ZipBackend::RawUnderWay : public Worker::UnderWay {
- public:
-  explicit RawUnderWay(std::shared_ptr<CpuState> state) : state_(std::move(state)) {}
-
-  // On whichever thread.
-  void end(bool well) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ended_ = true;
-    well_ = well;
-    changed_.notify_all();
-  }
-
-  bool over() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return ended_;
-  }
-  void finish() override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return ended_; });
-    if (!well_) state_->step.lose();
-    state_.reset();  // gloo's thread, which may hold this longer, must not be the one that ends gloo
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool ended_ = false, well_ = true;
-  std::shared_ptr<CpuState> state_;
-};
-
 WorkPtr ZipBackend::begin_again(const Again& call) {
   if (!worker_ || !state_->zip || stopped_ || getpid() != made_in_ || in_window() || options_.log_decisions)
     return nullptr;
   if (options_.of(call.op) != Mode::automatic) return nullptr;
   if (call.op == Op::reduce_scatter) return nullptr;  // gloo copies the sums to their places when it is waited for
+  if (at::hasCallbacks()) return nullptr;             // profilers see calls by their CpuWork
   at::NoGradGuard no_grad;
-  c10::intrusive_ptr<CpuWork> work;
+  WorkPtr work;
   worker_->begin_here([&](bool beside) { return begin_again(call, beside, &work); });
   return work;
 }
 
-std::shared_ptr<Worker::UnderWay> ZipBackend::begin_again(const Again& call, bool beside,
-                                                          c10::intrusive_ptr<CpuWork>* work) {
+std::shared_ptr<Worker::UnderWay> ZipBackend::begin_again(const Again& call, bool beside, WorkPtr* work) {
   CpuState& state = *state_;
   if (state.step.lost() || state.step.is_new(kind_of(call.op, call.dtype, call.shared))) return nullptr;
   // gloo has few threads. Behind calls with more time this one would wait longer than it may: the worker knows of that.
@@ -196,43 +156,28 @@ std::shared_ptr<Worker::UnderWay> ZipBackend::begin_again(const Again& call, boo
   state.begun_with = timeout;
   ++own_cpu_calls_;
   const uint64_t before = passed_on_;
-  const auto make_work = [&] {
-    return c10::make_intrusive<CpuWork>(rank_, call.type, profile_title(call.op), call.inputs, call.outputs);
-  };
-  auto raw = std::make_shared<RawUnderWay>(state_);
+  const std::shared_ptr<Lockstep> step(state_, &state.step);
   WorkPtr inner;
   try {
     if (call.size.shared) skip_numbers(*state.zip, before - std::exchange(state.passed_on, before));
     inner = call.raw(*state.zip);
   } catch (...) {  // arguments that gloo refuses leave nothing on the way
-    *work = make_work();
-    (*work)->complete(named(describe(call.op, call.size), std::current_exception()));
-    raw->end(true);
-    return raw;
+    auto refused = c10::make_intrusive<CpuWork>(rank_, call.type);
+    refused->complete(named(describe(call.op, call.size), std::current_exception()));
+    *work = std::move(refused);
+    return std::make_shared<RawUnderWay>(nullptr, step);
   }
-  // The rest is done while gloo's threads are at work.
   state.step.enter();
   state.step.leave();
   state.step.made_raw(CallId(call.op, before + state.step.calls()).of(call.dtype, call.shared).word());
   state.stats.add_raw(op_name(call.op), call.received);
-  *work = make_work();
-  (*work)->carried_by(inner);
-  auto complete = [raw, work = *work, report = worker_->reporter(), op = call.op, size = call.size, name = pg_uid_,
-                   rank = rank_, world = size_](const std::exception_ptr& error) {
-    // Who sees the error makes no other call; who waits for all that is under way finds the work completed.
-    if (error) raw->end(false);
-    const bool promised =
-        work->complete_but_future(error ? named(describe(op, size, rank, world, name), error) : nullptr);
-    if (!error) raw->end(true);
-    if (promised) report([work] { work->complete_future(); });
+  auto under_way = std::make_shared<RawUnderWay>(inner, step);
+  auto name = [op = call.op, size = call.size, rank = rank_, world = size_, group = pg_uid_] {
+    return describe(op, size, rank, world, group);
   };
-  if (inner->isCompleted())
-    complete(inner->exception());
-  else
-    inner->getFuture()->addCallback([complete = std::move(complete)](const c10::ivalue::Future& future) {
-      complete(future.hasError() ? future.exception_ptr() : nullptr);
-    });
-  return raw;
+  *work =
+      c10::make_intrusive<RawWork>(rank_, call.type, std::move(inner), under_way, worker_->reporter(), std::move(name));
+  return under_way;
 }
 
 WorkPtr ZipBackend::run_cpu(OwnCall call) {
@@ -246,8 +191,8 @@ WorkPtr ZipBackend::run_cpu(OwnCall call) {
   const bool may = may_zip(call);
   if (may && !call.raw_here && !call.only_zipped) {
     const std::vector<int64_t> shared = shared_sizes(call);
-    if (WorkPtr work = begin_again({call.op, call.type, call.frame.dtype, call.size, shared, call.received,
-                                    call.patience, call.inputs, call.outputs, call.raw}))
+    if (WorkPtr work = begin_again(
+            {call.op, call.type, call.frame.dtype, call.size, shared, call.received, call.patience, call.raw}))
       return work;
   }
   if (!worker_) worker_ = std::make_unique<Worker>();
