@@ -301,7 +301,12 @@ def other_sizes(rank):
     for _ in range(12):
         for count in (SMALL, SMALL + 1):
             broadcast(group, count)
-    dist.broadcast(torch.empty(SMALL + (rank == 1), dtype=BF16), 0, group=group)
+    for _ in range(16):
+        try:
+            dist.broadcast(torch.empty(SMALL + (rank == 1), dtype=BF16), 0, group=group)
+            break
+        except RuntimeError as error:  # where times are uneven, this call is one that is zipped to be timed: compared
+            assert f"calls with {ROOTED}" in str(error)
     for turn in range(64):
         if text := outcome(lambda g: broadcast(g, SMALL), group):
             return turn, text
