@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.machinery
 import importlib.util
+import os
 import shutil
 import sys
 import tempfile
@@ -32,9 +33,12 @@ def native() -> ModuleType:
     library = ROOT / "build" / "tests" / f"{NAME}-{hashlib.sha256(of.encode()).hexdigest()[:16]}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(prefix="zipccl-native-") as directory:
+            preloaded = os.environ.pop("LD_PRELOAD", None)  # a sanitizer, which compilers do not bear
             cpp_extension.load(
                 NAME, [str(SOURCE)], build_directory=directory, extra_cflags=["-O0"], is_python_module=False
             )
+            if preloaded is not None:
+                os.environ["LD_PRELOAD"] = preloaded
             library.parent.mkdir(parents=True, exist_ok=True)
             # At once: another process may have the library open already.
             with tempfile.NamedTemporaryFile(dir=library.parent, delete=False) as file:
